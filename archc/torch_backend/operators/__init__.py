@@ -1,0 +1,1 @@
+"""Operators the PyTorch back end brings along."""

@@ -1,0 +1,1 @@
+"""Readable twins: slow, plain versions that judge the fast operators."""
