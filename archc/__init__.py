@@ -1,0 +1,53 @@
+"""archc: a compiler for model architectures. One YAML spec becomes exact costs, a PyTorch model and a fused ONNX file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from archc._version import __version__
+
+if TYPE_CHECKING:
+    from archc.estimate.estimate import estimate
+    from archc.expand import expand
+    from archc.spec.load import load_spec, loads_spec
+    from archc.torch_backend.build import build, cast, init, new_cache
+    from archc.torch_backend.step import Step
+    from archc.torch_backend.weights import load_weights, save_weights
+
+__all__ = [
+    "Step",
+    "__version__",
+    "build",
+    "cast",
+    "estimate",
+    "expand",
+    "init",
+    "load_spec",
+    "load_weights",
+    "loads_spec",
+    "new_cache",
+    "save_weights",
+]
+
+_HOMES = {
+    "build": "archc.torch_backend.build",
+    "cast": "archc.torch_backend.build",
+    "estimate": "archc.estimate.estimate",
+    "expand": "archc.expand",
+    "init": "archc.torch_backend.build",
+    "load_spec": "archc.spec.load",
+    "load_weights": "archc.torch_backend.weights",
+    "loads_spec": "archc.spec.load",
+    "new_cache": "archc.torch_backend.build",
+    "save_weights": "archc.torch_backend.weights",
+    "Step": "archc.torch_backend.step",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are used, so that ``import archc`` costs nothing and never loads torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'archc' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

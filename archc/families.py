@@ -1,0 +1,162 @@
+"""The families of kinds: what a spec may name, and what each must define. A plugin subclasses one of these, once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+from archc.graph.vocabulary import Builder
+from archc.ir.values import MODEL_DTYPE, Param, Value
+from archc.ops.elementwise import GatedActivation
+from archc.spec.kind import Kind
+from archc.spec.slots import Slot
+from archc.spec.values import Dtype
+
+SubLayer = Callable[[Value], Value]
+"""A mixer or an ffn, placed in its scope: (batch, seq, hidden_size) -> same shape."""
+
+NormLayer = Callable[[str, Value], Value]
+"""The norm of a branch under a name."""
+
+
+class Norm(Kind):
+    """A normalisation over the last dimension."""
+
+    family: ClassVar[str] = "norm"
+
+    @abstractmethod
+    def define(self, g: Builder, name: str, x: Value, *, head_dim: int | None = None) -> Value:
+        """The normed value, over the whole width or a head at a time."""
+
+
+class Position(Kind):
+    """How order is seen. Each hook does nothing unless a kind says otherwise."""
+
+    family: ClassVar[str] = "position"
+
+    def embed(self, g: Builder, x: Value) -> Value:
+        """What is added to the embedding."""
+        return x
+
+    def rotate(
+        self, g: Builder, x: Value, *, head_dim: int, dim: int | None = None, offset: int | None = None
+    ) -> Value:
+        """Queries or keys (batch, seq, heads x head_dim), turned; ``dim`` channels from ``offset`` where a mixer says which."""
+        return x
+
+    def softmax_multiplier(self) -> float:
+        """Factor on the softmax scale of latent attention (YaRN's ``mscale_all_dim``)."""
+        return 1.0
+
+
+class Scaling(Kind):
+    """A change of rope frequencies for longer contexts."""
+
+    family: ClassVar[str] = "scaling"
+
+    @abstractmethod
+    def frequencies(self, theta: float, dim: int) -> tuple[float, ...]:
+        """The dim / 2 frequencies."""
+
+    def attention_factor(self) -> float:
+        """Factor on cos and sin."""
+        return 1.0
+
+    def softmax_multiplier(self) -> float:
+        """Factor on the softmax scale of latent attention."""
+        return 1.0
+
+
+class CachePolicy(Kind):
+    """How declared state is stored."""
+
+    family: ClassVar[str] = "cache"
+
+    dtype: Dtype | None = None
+    state_dtype: Dtype = "float32"
+
+    def kv_dtype(self) -> str:
+        """dtype of keys, values, latents and convolution columns."""
+        return self.dtype or MODEL_DTYPE
+
+
+class Block(Kind):
+    """The residual layout of a layer."""
+
+    family: ClassVar[str] = "block"
+
+    final_norm_default: ClassVar[bool] = True
+    """Whether a stack of such layers ends in a norm unless it says otherwise."""
+
+    @abstractmethod
+    def define(self, g: Builder, x: Value, *, mixer: SubLayer | None, ffn: SubLayer | None, norm: NormLayer) -> Value:
+        """One layer around its branches; a half-layer has one of them."""
+
+
+class Mixer(Kind):
+    """A token mixer. ``position``, ``norm``, ``block`` and ``cache`` are filled with the nearest default before ``define``."""
+
+    family: ClassVar[str] = "mixer"
+
+    position: Annotated[Any, Slot("position")] = None
+    norm: Annotated[Any, Slot("norm")] = None
+    block: Annotated[Any, Slot("block")] = None
+    cache: Annotated[Any, Slot("cache", key="policy", default_kind="full")] = None
+
+    @abstractmethod
+    def define(self, g: Builder, x: Value) -> Value:
+        """``x``: (batch, seq, hidden_size) -> same shape."""
+
+
+class FFN(Kind):
+    """A feed-forward."""
+
+    family: ClassVar[str] = "ffn"
+
+    @abstractmethod
+    def define(self, g: Builder, x: Value) -> Value:
+        """``x``: (batch, seq, hidden_size) -> same shape."""
+
+    def as_expert(self) -> tuple[GatedActivation, bool] | None:
+        """(the gated activation, whether there are biases) of one expert; None where this kind can't be one."""
+        return None
+
+
+class Tokenizer(Kind):
+    """What turns input into ids."""
+
+    family: ClassVar[str] = "tokenizer"
+
+    @abstractmethod
+    def ids(self) -> int:
+        """Number of ids, special tokens included."""
+
+
+class Embedding(Kind):
+    """What turns ids into vectors of ``hidden_size``."""
+
+    family: ClassVar[str] = "embedding"
+
+    hidden_size: int
+
+    @abstractmethod
+    def define(self, g: Builder, ids: Value, *, vocab_size: int) -> tuple[Value, Param]:
+        """(vectors (batch, seq, hidden_size), the table)."""
+
+    def tied(self) -> bool:
+        """Whether a head that predicts tokens reads the table."""
+        return False
+
+
+class Head(Kind):
+    """What reads the last layer."""
+
+    family: ClassVar[str] = "head"
+
+    output: ClassVar[str] = "logits"
+    """Name of the model's output."""
+
+    @abstractmethod
+    def define(self, g: Builder, x: Value, *, table: Param, tied: bool) -> Value:
+        """``x``: (batch, seq, hidden_size) -> the output; ``table`` is the embedding's (rows, width)."""

@@ -1,0 +1,121 @@
+"""A traced architecture. Equal layers share one body; walking it gives every node with its full name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from archc.ir.size import Dim, evaluate, product
+from archc.ir.values import MODEL_DTYPE, Body, Call, Node, Param, State, Value
+from archc.units import tensor_bytes
+
+CAPACITY_MULTIPLE = 8
+"""Rows of a full cache are a multiple of this: attention masks want aligned rows on a GPU."""
+
+
+@dataclass(slots=True)
+class Graph:
+    """A model as one root body.
+
+    ``inputs`` are declared, never found: ``input_ids`` and ``positions``, both (batch, seq) int64. ``outputs`` holds
+    ``logits`` or ``hidden_states``. ``mtp`` are the extra prediction layers, traced apart and counted apart.
+    ``plugins`` maps "family:name" to (package, version).
+    """
+
+    name: str
+    root: Body
+    dtype: str
+    vocab_size: int | None
+    max_position_embeddings: int | None
+    num_layers: int
+    inputs: dict[str, Value] = field(default_factory=dict)
+    outputs: dict[str, Value] = field(default_factory=dict)
+    plugins: dict[str, tuple[str, str]] = field(default_factory=dict)
+    mtp: Graph | None = None
+
+    def walk(self) -> Iterator[tuple[str, Node]]:
+        """(full leaf path, node) in order of execution; nameless nodes have the path of their scope."""
+        return _walk(self.root, "")
+
+    def bodies(self) -> dict[Body, int]:
+        """Every distinct body, in order of first use, and how many scopes enter it."""
+        counts: dict[Body, int] = {}
+        _count(self.root, 1, counts)
+        return counts
+
+    def params(self) -> dict[str, Param]:
+        """state_dict key -> weight, each tied weight once, in order of execution."""
+        return {
+            join(prefix, param.name): param
+            for prefix, node in walk_scopes(self.root, "")
+            for param in node.params.values()
+        }
+
+    def states(self) -> dict[str, State]:
+        """Full name -> state, in order of execution. The cache is a flat mapping with these keys."""
+        return dict(self.root.states())
+
+    def reserved_rows(self) -> int:
+        """Rows of the capacity that belong to no token."""
+        return max(
+            (state.reserved for body in self.bodies() for node in body.nodes() for state in node.states.values()),
+            default=0,
+        )
+
+    def capacity(self, max_model_len: int) -> int:
+        """Rows that a full cache for ``max_model_len`` tokens holds: one more where a sink needs it, rounded up to 8."""
+        rows = max_model_len + self.reserved_rows()
+        return -(-rows // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+
+    def state_shape(self, state: State, *, batch: int, max_model_len: int) -> tuple[int, ...]:
+        """The shape that torch's cache and the ONNX inputs allocate for a state."""
+        env = {"batch": batch, "capacity": self.capacity(max_model_len)}
+        return tuple(evaluate(dim, env) for dim in state.allocated)
+
+
+def join(prefix: str, name: str) -> str:
+    """A dotted name; empty parts vanish."""
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def _walk(body: Body, prefix: str) -> Iterator[tuple[str, Node]]:
+    for item in body.items:
+        if isinstance(item, Node):
+            yield join(prefix, item.name), item
+        else:
+            yield from _walk(item.body, join(prefix, item.name))
+
+
+def walk_scopes(body: Body, prefix: str) -> Iterator[tuple[str, Node]]:
+    """(path of the scope that holds the node, node) in order of execution."""
+    for item in body.items:
+        if isinstance(item, Node):
+            yield prefix, item
+        else:
+            yield from walk_scopes(item.body, join(prefix, item.name))
+
+
+def _count(body: Body, times: int, counts: dict[Body, int]) -> None:
+    counts[body] = counts.get(body, 0) + times
+    entered: dict[Body, int] = {}
+    for item in body.items:
+        if isinstance(item, Call):
+            entered[item.body] = entered.get(item.body, 0) + 1
+    for inner, count in entered.items():
+        _count(inner, times * count, counts)
+
+
+def resolve_dtype(dtype: str, model_dtype: str) -> str:
+    """A dtype with ``model`` replaced."""
+    return model_dtype if dtype == MODEL_DTYPE else dtype
+
+
+def param_bytes(param: Param, model_dtype: str) -> int:
+    """Bytes of a weight stored in its own dtype, or the model's."""
+    return tensor_bytes(param.elements, resolve_dtype(param.dtype, model_dtype))
+
+
+def state_elements(state: State, env: Mapping[str, int], *, allocated: bool = False) -> int:
+    """Elements of a state at given sizes."""
+    shape: tuple[Dim, ...] = state.allocated if allocated else state.used
+    return evaluate(product(shape), env)

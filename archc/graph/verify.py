@@ -1,0 +1,67 @@
+"""A graph checks itself: what a backend relies on holds, or the error says where it does not."""
+
+from __future__ import annotations
+
+from archc.errors import GraphError
+from archc.graph.graph import Graph, walk_scopes
+from archc.ir.values import Body, Node, Value
+
+
+def verify(graph: Graph) -> None:
+    """Check a graph, its extra prediction layers included.
+
+    Every value is made before it is used and in the body that uses it; calls fit their bodies; types agree with what the
+    ops infer; names are unique; each state has one writer; a weight used twice is the same weight.
+
+    Raises:
+        GraphError: the first promise that is broken.
+    """
+    for body in graph.bodies():
+        _verify_body(body)
+    _verify_names(graph)
+    for name, value in graph.outputs.items():
+        if value not in graph.root.outputs:
+            raise GraphError(f"{graph.name}: output {name} does not leave the root")
+    if graph.mtp is not None:
+        verify(graph.mtp)
+
+
+def _verify_body(body: Body) -> None:
+    known = set(body.inputs)
+    siblings: set[str] = set()
+    for item in body.items:
+        where = f"{body.label}: {item}"
+        _verify_known(where, item.inputs, known)
+        if isinstance(item, Node):
+            inferred = [kind.key() for kind in item.op.infer([value.type for value in item.inputs])]
+            if inferred != [value.type.key() for value in item.outputs]:
+                raise GraphError(f"{where}: outputs are {[v.type for v in item.outputs]}, the op says {inferred}")
+        else:
+            for given, inner in ((item.inputs, item.body.inputs), (item.outputs, item.body.outputs)):
+                if [value.type.key() for value in given] != [value.type.key() for value in inner]:
+                    raise GraphError(f"{where}: values don't fit the body {item.body.label}")
+        if item.name:
+            if item.name in siblings:
+                raise GraphError(f"{where}: the name is used twice")
+            siblings.add(item.name)
+        known.update(item.outputs)
+    _verify_known(f"{body.label}: outputs", tuple(body.outputs), known)
+
+
+def _verify_known(where: str, values: tuple[Value, ...], known: set[Value]) -> None:
+    for value in values:
+        if value not in known:
+            raise GraphError(f"{where}: {value} is used before it is made, or belongs to another body")
+
+
+def _verify_names(graph: Graph) -> None:
+    owners: dict[str, int] = {}
+    for path, node in walk_scopes(graph.root, ""):
+        for param in node.params.values():
+            name = f"{path}.{param.name}" if path else param.name
+            if owners.setdefault(name, id(param)) != id(param):
+                raise GraphError(f"{graph.name}: two weights are called {name}")
+    states = [name for name, _ in graph.root.states()]
+    doubled = {name for name in states if states.count(name) > 1} if len(set(states)) != len(states) else set()
+    if doubled:
+        raise GraphError(f"{graph.name}: states written twice: {', '.join(sorted(doubled))}")

@@ -1,0 +1,253 @@
+"""The builder that a kind's ``define`` sees: one typed function an op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from archc.errors import GraphError
+from archc.graph.builder import Tracer
+from archc.ir.values import MODEL_DTYPE, Param, Value
+from archc.ops.attention import Attention, LatentAttention
+from archc.ops.elementwise import (
+    Activation,
+    Add,
+    Cast,
+    Concat,
+    Constant,
+    GatedActivation,
+    Mul,
+    Scale,
+    SoftCap,
+    Split,
+)
+from archc.ops.linear import Embedding, Linear
+from archc.ops.linear_attention import CausalConv, LinearAttention, LogDecay
+from archc.ops.moe import Experts, Route
+from archc.ops.norm import GatedNorm, L2Norm, RMSNorm
+from archc.ops.rotary import QueryTemperature, RopeTable, Rotary
+
+
+class Builder(Tracer):
+    """What ``define`` calls.
+
+    ``cache_dtype`` and ``state_dtype`` are those of the cache policy that rules the open mixer, ``norm`` places the norm
+    that rules the open layer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache_dtype = MODEL_DTYPE
+        self.state_dtype = "float32"
+        self.norm: Callable[[str, Value], Value] = self._no_norm
+
+    def _no_norm(self, name: str, x: Value) -> Value:
+        raise GraphError(f"{self.path}: {name}: no norm rules here")
+
+    def linear(
+        self,
+        name: str,
+        x: Value,
+        width: int,
+        *,
+        bias: bool = False,
+        axis: str | None = None,
+        dtype: str = MODEL_DTYPE,
+        weight: Param | None = None,
+    ) -> Value:
+        """``x W^T + b`` to (…, width). ``axis`` labels the output; a given ``weight`` is shared with the op that owns it."""
+        op = Linear(width=width, bias=bias, axis=axis, dtype=dtype, tied=weight is not None)
+        return self.emit(op, (x,), name=name, weights=None if weight is None else {"weight": weight})[0]
+
+    def embedding(self, name: str, ids: Value, num_embeddings: int, width: int) -> tuple[Value, Param]:
+        """Rows of a table by id, and the table itself, for a head that is tied to it."""
+        (x,) = self.emit(Embedding(num_embeddings=num_embeddings, width=width), (ids,), name=name)
+        node = self._frames[-1].body.items[-1]
+        return x, node.params["weight"]  # type: ignore[union-attr]
+
+    def rms_norm(
+        self,
+        name: str,
+        x: Value,
+        *,
+        eps: float,
+        weight_offset: float = 0.0,
+        head_dim: int | None = None,
+        weight: bool = True,
+    ) -> Value:
+        """RMS norm over the last dimension, or over each head of it; without ``weight`` it needs no name."""
+        op = RMSNorm(eps=eps, weight_offset=weight_offset, head_dim=head_dim, weight=weight)
+        return self.emit(op, (x,), name=name)[0]
+
+    def gated_norm(self, name: str, x: Value, gate: Value, *, head_dim: int, eps: float, act: str = "sigmoid") -> Value:
+        """``rms_norm(x) w act(gate)``, a head at a time."""
+        return self.emit(GatedNorm(eps=eps, head_dim=head_dim, function=act), (x, gate), name=name)[0]
+
+    def l2_norm(self, x: Value, *, head_dim: int, eps: float = 1e-6) -> Value:
+        """``x / sqrt(sum x^2 + eps)``, a head at a time."""
+        return self.emit(L2Norm(head_dim=head_dim, eps=eps), (x,))[0]
+
+    def add(self, left: Value, right: Value) -> Value:
+        """The sum; both operands must be cut along the same axis."""
+        return self.emit(Add(), (left, right))[0]
+
+    def mul(self, left: Value, right: Value) -> Value:
+        """The product; a width of 1 is broadcast."""
+        return self.emit(Mul(), (left, right))[0]
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """``factor x``; nothing is placed for a factor of 1."""
+        return x if factor == 1.0 else self.emit(Scale(factor=factor), (x,))[0]
+
+    def activation(self, x: Value, function: str) -> Value:
+        """An elementwise function by name."""
+        return self.emit(Activation(function=function), (x,))[0]
+
+    def sigmoid(self, x: Value) -> Value:
+        """The logistic function."""
+        return self.activation(x, "sigmoid")
+
+    def gated_activation(self, gate: Value, up: Value, gating: GatedActivation) -> Value:
+        """``act(alpha gate) gate (up + offset)``, clamped where the gating says so."""
+        return self.emit(gating, (gate, up))[0]
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        """``cap tanh(x / cap)``."""
+        return self.emit(SoftCap(cap=cap), (x,))[0]
+
+    def cast(self, x: Value, dtype: str) -> Value:
+        """Another dtype by torch's name."""
+        return self.emit(Cast(dtype=dtype), (x,))[0]
+
+    def constant(self, values: Sequence[float], *, axis: str | None = None) -> Value:
+        """Fixed numbers, float32."""
+        return self.emit(Constant(values=tuple(values), axis=axis), ())[0]
+
+    def split(self, x: Value, sizes: Sequence[int]) -> tuple[Value, ...]:
+        """Pieces of the last dimension."""
+        return self.emit(Split(sizes=tuple(sizes)), (x,))
+
+    def concat(self, *values: Value) -> Value:
+        """Values joined along the last dimension."""
+        return self.emit(Concat(), values)[0]
+
+    def rope_table(self, frequencies: Sequence[float], factor: float = 1.0) -> tuple[Value, Value]:
+        """cos and sin of every position, (batch, seq, dim / 2) in float32: once a configuration, at the root."""
+        op = RopeTable(frequencies=tuple(frequencies), factor=factor)
+        cos, sin = self.hoist(op, (self.sources["positions"],), name="rope")
+        return cos, sin
+
+    def rotary(
+        self, x: Value, table: tuple[Value, Value], *, head_dim: int, dim: int, offset: int = 0, style: str = "half"
+    ) -> Value:
+        """``dim`` channels of each head turned, from ``offset``."""
+        return self.emit(Rotary(head_dim=head_dim, dim=dim, offset=offset, style=style), (x, *table))[0]
+
+    def query_temperature(self, x: Value, *, scale: float, floor: int) -> Value:
+        """Queries scaled by the logarithm of their position."""
+        return self.emit(QueryTemperature(scale=scale, floor=floor), (x, self.sources["positions"]))[0]
+
+    def attention(
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        sinks: bool = False,
+        soft_cap: float | None = None,
+    ) -> Value:
+        """Causal softmax attention over its own cache, (batch, seq, heads x value_dim)."""
+        op = Attention(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            key_dim=k.width // num_kv_heads,
+            value_dim=v.width // num_kv_heads,
+            scale=scale,
+            window=window,
+            chunk=chunk,
+            sinks=sinks,
+            soft_cap=soft_cap,
+            cache_dtype=self.cache_dtype,
+        )
+        return self.emit(op, (q, k, v), name=name)[0]
+
+    def latent_attention(
+        self,
+        name: str,
+        q: Value,
+        latent: Value,
+        key: Value,
+        *,
+        num_heads: int,
+        nope_dim: int,
+        value_dim: int,
+        scale: float,
+    ) -> Value:
+        """Latent attention over its own cache of latent rows, (batch, seq, heads x value_dim)."""
+        op = LatentAttention(
+            num_heads=num_heads,
+            kv_lora_rank=latent.width,
+            nope_dim=nope_dim,
+            rope_dim=key.width,
+            value_dim=value_dim,
+            scale=scale,
+            cache_dtype=self.cache_dtype,
+        )
+        return self.emit(op, (q, latent, key), name=name)[0]
+
+    def causal_conv(
+        self,
+        streams: Sequence[str],
+        values: Sequence[Value],
+        *,
+        kernel: int,
+        act: str | None = "silu",
+        bias: bool = False,
+        name: str = "conv",
+    ) -> tuple[Value, ...]:
+        """Short depthwise convolutions over time, one weight a stream and one state for all."""
+        op = CausalConv(streams=tuple(streams), kernel=kernel, function=act, bias=bias, cache_dtype=self.cache_dtype)
+        return self.emit(op, tuple(values), name=name)
+
+    def log_decay(self, name: str, x: Value, *, num_heads: int, floor: float | None = None) -> Value:
+        """The log decay of a linear mixer, float32."""
+        return self.emit(LogDecay(num_heads=num_heads, floor=floor), (x,), name=name)[0]
+
+    def linear_attention(
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        v: Value,
+        decay: Value,
+        beta: Value,
+        *,
+        head_dim: int,
+        scale: float | None = None,
+        rule: str = "gated_delta",
+    ) -> Value:
+        """The delta rule with decay over its own state, (batch, seq, heads x value_dim); scale defaults to 1/sqrt(head_dim)."""
+        heads = k.width // head_dim
+        op = LinearAttention(
+            num_heads=heads,
+            key_dim=head_dim,
+            value_dim=v.width // heads,
+            scale=head_dim**-0.5 if scale is None else scale,
+            rule=rule,
+            state_dtype=self.state_dtype,
+        )
+        return self.emit(op, (q, k, v, decay, beta), name=name)[0]
+
+    def route(self, name: str, x: Value, op: Route) -> tuple[Value, Value]:
+        """(indices, weights) of the experts chosen for each token."""
+        indices, weights = self.emit(op, (x,), name=name)
+        return indices, weights
+
+    def experts(self, name: str, x: Value, indices: Value, weights: Value, op: Experts) -> Value:
+        """The weighted sum of the chosen experts."""
+        return self.emit(op, (x, indices, weights), name=name)[0]

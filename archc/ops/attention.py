@@ -1,0 +1,149 @@
+"""Softmax attention over its own cache: grouped heads, windows, chunks, sinks, soft caps, unequal key and value widths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from archc.errors import GraphError
+from archc.ir.op import Form, Op, Pairs
+from archc.ir.size import BATCH, CAPACITY, PAST, SEQ, TOTAL, Dim, ceil_div, minimum
+from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
+
+
+def causal_pairs_twice(pairs: Pairs, *, window: int | None = None, chunk: int | None = None) -> Dim:
+    """Twice the number of query-key pairs of ``seq`` new tokens over ``past`` cached ones (twice, to stay an integer).
+
+    ``needed`` sums what the causal mask, the window or the chunk lets through: the first n tokens together see
+    n(n+1)/2 keys, at most W each with a window, only their own chunk with a chunk. ``dense`` is the rectangle of new
+    tokens times the rows that are read: all of them, or what the ring holds plus the new ones.
+    """
+    reach = window or chunk
+    if pairs == "dense":
+        return SEQ * 2 * (TOTAL if reach is None else minimum(PAST, reach) + SEQ)
+    if reach is None:
+        return PAST * SEQ * 2 + SEQ * SEQ + SEQ
+
+    def seen_twice(tokens: Dim) -> Dim:
+        if window is not None:
+            inside = minimum(tokens, window)
+            return inside * inside + inside + (tokens - inside) * (2 * window)
+        whole = ceil_div(tokens + 1, reach) - 1
+        rest = tokens - whole * reach
+        return whole * (reach * (reach + 1)) + rest * rest + rest
+
+    return seen_twice(TOTAL) - seen_twice(PAST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(Op):
+    """Causal softmax attention; inputs (q, k, v), widths heads x key_dim, kv_heads x key_dim, kv_heads x value_dim.
+
+    ``window`` W: a token sees itself and the W - 1 before it, and the cache is a ring of W rows. ``chunk`` C: a token
+    sees its own chunk of C, the ring has C rows. ``sinks``: one learned logit a head joins the softmax; a full cache then
+    reserves one row, which the export uses for the sink.
+    """
+
+    op_name = "attention"
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    sinks: bool = False
+    soft_cap: float | None = None
+    cache_dtype: str = MODEL_DTYPE
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        q, k, v = inputs
+        want = (self.num_heads * self.key_dim, self.num_kv_heads * self.key_dim, self.num_kv_heads * self.value_dim)
+        if (q.width, k.width, v.width) != want:
+            raise GraphError(f"attention: q, k, v are {q.width}, {k.width}, {v.width} wide, not {want}")
+        if self.num_heads % self.num_kv_heads:
+            raise GraphError(
+                f"attention: {self.num_heads} heads are no multiple of {self.num_kv_heads} key-value heads"
+            )
+        return (q.with_width(self.num_heads * self.value_dim, "heads"),)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        if not self.sinks:
+            return {}
+        return {"sinks": Param("sinks", (self.num_heads,), axes=("heads",), init="zeros")}
+
+    def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
+        reach = self.window or self.chunk
+        rows: Dim = TOTAL if reach is None else minimum(TOTAL, reach)
+        held: Dim = CAPACITY if reach is None else reach
+
+        def state(name: str, dim: int) -> State:
+            return State(
+                name,
+                (BATCH, self.num_kv_heads, rows, dim),
+                (BATCH, self.num_kv_heads, held, dim),
+                growth="append" if reach is None else "ring",
+                role="kv",
+                dtype=self.cache_dtype,
+                axes=(None, "kv_heads", None, None),
+                token_dim=2,
+                reserved=1 if self.sinks and reach is None else 0,
+            )
+
+        return {"key": state("key", self.key_dim), "value": state("value", self.value_dim)}
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        twice = causal_pairs_twice(pairs, window=self.window, chunk=self.chunk)
+        return BATCH * twice * (self.num_heads * (self.key_dim + self.value_dim))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention(Op):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); inputs (q, latent, shared key).
+
+    The cache holds one row a token, the normed latent and the shared key. The op owns ``kv_b_proj``: ``many`` expands
+    keys and values from the rows, ``few`` absorbs the projection into the query and the output.
+    """
+
+    op_name = "latent_attention"
+    num_heads: int
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    cache_dtype: str = MODEL_DTYPE
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        q, latent, shared = inputs
+        want = (self.num_heads * (self.nope_dim + self.rope_dim), self.kv_lora_rank, self.rope_dim)
+        if (q.width, latent.width, shared.width) != want:
+            raise GraphError(
+                f"latent_attention: q, latent, key are {q.width}, {latent.width}, {shared.width} wide, not {want}"
+            )
+        return (q.with_width(self.num_heads * self.value_dim, "heads"),)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        rows = self.num_heads * (self.nope_dim + self.value_dim)
+        return {"kv_b_proj": Param("kv_b_proj.weight", (rows, self.kv_lora_rank), axes=("heads", None))}
+
+    def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
+        row = self.kv_lora_rank + self.rope_dim
+        return {
+            "latent": State(
+                "latent",
+                (BATCH, 1, TOTAL, row),
+                (BATCH, 1, CAPACITY, row),
+                growth="append",
+                role="kv",
+                dtype=self.cache_dtype,
+                token_dim=2,
+            )
+        }
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        heads, rank, nope, rope, value = self.num_heads, self.kv_lora_rank, self.nope_dim, self.rope_dim, self.value_dim
+        twice = causal_pairs_twice(pairs)
+        if form == "many":
+            return BATCH * TOTAL * (2 * rank * heads * (nope + value)) + BATCH * twice * (heads * (nope + rope + value))
+        return BATCH * SEQ * (2 * heads * rank * (nope + value)) + BATCH * twice * (heads * (2 * rank + rope))

@@ -1,0 +1,147 @@
+"""Ops without weights that work element by element, or only move elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from archc.errors import GraphError
+from archc.ir.op import Op
+from archc.ir.values import TensorType
+
+ACTIVATIONS = ("silu", "sigmoid", "gelu", "gelu_tanh", "relu", "relu2", "tanh", "softplus")
+"""Names that ``activation`` knows; ``gelu`` is exact, ``relu2`` is relu squared."""
+
+
+def _same(inputs: Sequence[TensorType], what: str) -> TensorType:
+    """The common type of two operands; a trailing width of 1 is broadcast."""
+    left, right = inputs
+    if left.shape[:-1] != right.shape[:-1] or (left.width != right.width and 1 not in (left.width, right.width)):
+        raise GraphError(f"{what}: shapes {left} and {right} don't fit")
+    wide = left if left.width >= right.width else right
+    if left.width == right.width and left.axis != right.axis:
+        raise GraphError(f"{what}: operands are cut along different axes ({left.axis} and {right.axis})")
+    return wide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Add(Op):
+    """Sum of two values of one shape and one axis."""
+
+    op_name = "add"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (_same(inputs, "add"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mul(Op):
+    """Product of two values of one shape; a width of 1 is broadcast."""
+
+    op_name = "mul"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (_same(inputs, "mul"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale(Op):
+    """Product with a number."""
+
+    op_name = "scale"
+    factor: float
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (inputs[0],)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation(Op):
+    """One of ``ACTIVATIONS``."""
+
+    op_name = "activation"
+    function: str
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if self.function not in ACTIVATIONS:
+            raise GraphError(f"activation {self.function!r} is unknown; known: {', '.join(ACTIVATIONS)}")
+        return (inputs[0],)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedActivation(Op):
+    """``act(alpha gate) gate (up + up_offset)``, the middle of a gated feed-forward.
+
+    With ``limit`` L the gate is at most L and up lies within [-L, L]. For ``silu`` this is
+    ``gate sigmoid(alpha gate) (up + up_offset)``; ``alpha`` other than 1 is defined for ``silu`` only.
+    """
+
+    op_name = "gated_activation"
+    function: str = "silu"
+    limit: float | None = None
+    alpha: float = 1.0
+    up_offset: float = 0.0
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if self.function not in ACTIVATIONS or (self.alpha != 1.0 and self.function != "silu"):
+            raise GraphError(f"gated_activation: {self.function!r} with alpha {self.alpha} is not defined")
+        return (_same(inputs, "gated_activation"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftCap(Op):
+    """``cap tanh(x / cap)``."""
+
+    op_name = "soft_cap"
+    cap: float
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (inputs[0],)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast(Op):
+    """Another dtype, by torch's name; ``model`` is the model's own."""
+
+    op_name = "cast"
+    dtype: str
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (TensorType(inputs[0].shape, self.dtype, inputs[0].axis),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant(Op):
+    """Fixed numbers (width,) in float32: decays, slopes. Never a buffer: a buffer is garbage after a meta build."""
+
+    op_name = "constant"
+    values: tuple[float, ...]
+    axis: str | None = None
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (TensorType((len(self.values),), "float32", self.axis),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split(Op):
+    """Pieces of the last dimension."""
+
+    op_name = "split"
+    sizes: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if sum(self.sizes) != inputs[0].width:
+            raise GraphError(f"split: {self.sizes} don't add up to {inputs[0].width}")
+        return tuple(inputs[0].with_width(size, inputs[0].axis) for size in self.sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concat(Op):
+    """Values joined along the last dimension."""
+
+    op_name = "concat"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if any(item.shape[:-1] != inputs[0].shape[:-1] for item in inputs):
+            raise GraphError(f"concat: leading dimensions differ: {', '.join(str(item) for item in inputs)}")
+        return (inputs[0].with_width(sum(item.width for item in inputs), inputs[0].axis),)

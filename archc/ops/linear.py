@@ -1,0 +1,53 @@
+"""Matrix products with owned weights: ``linear`` and ``embedding``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from archc.ir.op import Form, Op, Pairs
+from archc.ir.size import Dim, product
+from archc.ir.values import MODEL_DTYPE, Param, TensorType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear(Op):
+    """``x W^T + b``; weight (width, x.width). The output carries ``axis``, the input's axis makes the layer row-parallel."""
+
+    op_name = "linear"
+    width: int
+    bias: bool = False
+    axis: str | None = None
+    dtype: str = MODEL_DTYPE
+    tied: bool = False
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (inputs[0].with_width(self.width, self.axis),)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        params: dict[str, Param] = {}
+        if not self.tied:
+            params["weight"] = Param(
+                "weight", (self.width, inputs[0].width), axes=(self.axis, inputs[0].axis), dtype=self.dtype
+            )
+        if self.bias:
+            params["bias"] = Param("bias", (self.width,), axes=(self.axis,), init="zeros", dtype=self.dtype)
+        return params
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        return product(inputs[0].shape) * (2 * self.width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding(Op):
+    """Rows of a table (num_embeddings, width) by id."""
+
+    op_name = "embedding"
+    num_embeddings: int
+    width: int
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (TensorType((*inputs[0].shape, self.width)),)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        return {"weight": Param("weight", (self.num_embeddings, self.width), axes=("vocab", None))}

@@ -1,0 +1,156 @@
+"""Linear attention with a fixed state: the gated delta rule, its decay gate, and the short convolution before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from archc.errors import GraphError
+from archc.ir.op import Form, Op, Pairs
+from archc.ir.size import BATCH, SEQ, Dim, ceil_div
+from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
+
+CHUNK = 64
+"""Tokens a chunk of the chunked form, the length that the papers count with."""
+
+
+def gated_delta_flops(key_dim: int, value_dim: int, form: Form, pairs: Pairs) -> Dim:
+    """FLOPs of one head of one sequence.
+
+    ``few``: three products of the K x V state a token. ``many``: for a chunk of r tokens the scores of keys and of
+    queries, the substitution that solves (I + A), and the three products with the state; ``needed`` counts lower
+    triangles, ``dense`` whole chunks of 64 and whole squares. Gated DeltaNet (arXiv 2412.06464), KDA (arXiv 2510.26692).
+    """
+    k, v = key_dim, value_dim
+    if form == "few":
+        return SEQ * (6 * k * v)
+    chunks = ceil_div(SEQ, CHUNK)
+    if pairs == "dense":
+        square = CHUNK * CHUNK
+        return chunks * (4 * square * k + 2 * square * (k + v) + 2 * square * v + 6 * CHUNK * k * v)
+
+    def one_chunk(tokens: Dim) -> Dim:
+        below, upto = tokens * tokens - tokens, tokens * tokens + tokens
+        return below * (2 * k + v) + upto * (k + v) + tokens * (6 * k * v)
+
+    full = chunks - 1
+    return full * one_chunk(CHUNK) + one_chunk(SEQ - full * CHUNK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention(Op):
+    """The gated delta rule; inputs (q, k, v, log decay, beta), state (batch, heads, K, V).
+
+    A decay as wide as k is one per key channel (KDA), one as wide as beta one per head (Gated DeltaNet). Computed in
+    float32 whatever the model's dtype.
+    """
+
+    op_name = "linear_attention"
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    rule: str = "gated_delta"
+    state_dtype: str = "float32"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        q, k, v, decay, beta = inputs
+        heads = self.num_heads
+        if self.rule != "gated_delta":
+            raise GraphError(f"linear_attention: rule {self.rule!r} is unknown; known: gated_delta")
+        if (q.width, k.width, v.width, beta.width) != (
+            heads * self.key_dim,
+            heads * self.key_dim,
+            heads * self.value_dim,
+            heads,
+        ):
+            raise GraphError(
+                f"linear_attention: {q}, {k}, {v}, {beta} don't fit {heads} heads of {self.key_dim}, {self.value_dim}"
+            )
+        if decay.width not in (heads, heads * self.key_dim):
+            raise GraphError(
+                f"linear_attention: a decay of width {decay.width} is neither per head nor per key channel"
+            )
+        return (v.with_width(v.width, "heads"),)
+
+    def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
+        shape = (BATCH, self.num_heads, self.key_dim, self.value_dim)
+        axes = (None, "heads", None, None)
+        return {
+            "recurrent_state": State(
+                "recurrent_state", shape, shape, growth="fixed", role="recurrent", dtype=self.state_dtype, axes=axes
+            )
+        }
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        return BATCH * gated_delta_flops(self.key_dim, self.value_dim, form, pairs) * self.num_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDecay(Op):
+    """``-exp(A_log) softplus(x + dt_bias)`` in float32, a head or a channel by width.
+
+    With ``floor`` b < 0 it is ``b sigmoid(exp(A_log) (x + dt_bias))``, so never below b.
+    """
+
+    op_name = "log_decay"
+    num_heads: int
+    floor: float | None = None
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if inputs[0].width % self.num_heads:
+            raise GraphError(f"log_decay: width {inputs[0].width} is no multiple of {self.num_heads} heads")
+        return (TensorType(inputs[0].shape, "float32", inputs[0].axis),)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        heads, width = self.num_heads, inputs[0].width
+        return {
+            "A_log": Param("A_log", (heads,), axes=("heads",), init="a_log", dtype="float32"),
+            "dt_bias": Param("dt_bias", (width,), axes=(inputs[0].axis,), init="dt_bias", dtype="float32"),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalConv(Op):
+    """Depthwise convolution over time of several named streams, each followed by ``function``; one state for all.
+
+    Weight of a stream (channels, 1, kernel); the state keeps the last kernel - 1 inputs, (batch, kernel - 1, all channels).
+    """
+
+    op_name = "causal_conv"
+    streams: tuple[str, ...]
+    kernel: int
+    function: str | None = "silu"
+    bias: bool = False
+    cache_dtype: str = MODEL_DTYPE
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if len(inputs) != len(self.streams):
+            raise GraphError(f"causal_conv: {len(self.streams)} streams are named, {len(inputs)} given")
+        return tuple(inputs)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        params: dict[str, Param] = {}
+        for stream, kind in zip(self.streams, inputs, strict=True):
+            name = f"{stream}.weight"
+            params[name] = Param(name, (kind.width, 1, self.kernel), axes=(kind.axis, None, None), init="conv")
+            if self.bias:
+                params[f"{stream}.bias"] = Param(f"{stream}.bias", (kind.width,), axes=(kind.axis,), init="zeros")
+        return params
+
+    def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
+        shape = (BATCH, self.kernel - 1, sum(kind.width for kind in inputs))
+        return {
+            "conv_state": State(
+                "conv_state",
+                shape,
+                shape,
+                growth="fixed",
+                role="convolution",
+                dtype=self.cache_dtype,
+                axes=(None, None, inputs[0].axis),
+            )
+        }
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        return BATCH * SEQ * (2 * self.kernel * sum(kind.width for kind in inputs))

@@ -1,0 +1,94 @@
+"""Mixture of experts: ``route`` chooses and weighs, ``experts`` computes and is blind to how it was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from archc.errors import GraphError
+from archc.ir.op import Form, Op, Pairs
+from archc.ir.size import Dim, product
+from archc.ir.values import Param, TensorType
+from archc.ops.elementwise import GatedActivation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route(Op):
+    """Scores in float32, top-k choice, weights: x (batch, seq, D) -> indices, weights (batch, seq, k).
+
+    ``correction_bias`` is added for the choice only and is no parameter (arXiv 2412.19437). With groups, the best
+    ``topk_group`` of ``n_group`` stay, judged by their ``max`` (arXiv 2405.04434) or by ``top2_sum``.
+    """
+
+    op_name = "route"
+    num_experts: int
+    top_k: int
+    scoring_func: str
+    norm_topk_prob: bool
+    routed_scaling_factor: float = 1.0
+    correction_bias: bool = False
+    bias: bool = False
+    n_group: int = 1
+    topk_group: int = 1
+    group_score: str = "top2_sum"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if self.top_k > self.num_experts:
+            raise GraphError(f"route: {self.top_k} of {self.num_experts} experts can't be chosen")
+        leading = inputs[0].shape[:-1]
+        return (TensorType((*leading, self.top_k), "int64"), TensorType((*leading, self.top_k), "float32"))
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        experts = self.num_experts
+        params = {"weight": Param("weight", (experts, inputs[0].width))}
+        if self.bias:
+            params["bias"] = Param("bias", (experts,), init="zeros")
+        if self.correction_bias:
+            name = "e_score_correction_bias"
+            params[name] = Param(name, (experts,), init="zeros", dtype="float32", trainable=False)
+        return params
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        return product(inputs[0].shape) * (2 * self.num_experts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts(Op):
+    """Gated feed-forwards, stacked: gate_proj and up_proj (E, I, D), down_proj (E, D, I); inputs (x, indices, weights).
+
+    Gate and up are apart so that the ffn axis can be cut in contiguous pieces. ``weight_on`` says whether the weight
+    multiplies an expert's output or its input.
+    """
+
+    op_name = "experts"
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    activation: GatedActivation
+    bias: bool = False
+    weight_on: str = "output"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        x, indices, weights = inputs
+        if indices.width != self.top_k or weights.width != self.top_k:
+            raise GraphError(f"experts: {self.top_k} a token are expected, the router gives {indices.width}")
+        return (x.with_width(x.width),)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        experts, inner, width = self.num_experts, self.intermediate_size, inputs[0].width
+        params: dict[str, Param] = {}
+        for name, shape, axes in (
+            ("gate_proj", (experts, inner, width), ("experts", "ffn", None)),
+            ("up_proj", (experts, inner, width), ("experts", "ffn", None)),
+            ("down_proj", (experts, width, inner), ("experts", None, "ffn")),
+        ):
+            params[name] = Param(name, shape, axes=axes)
+            if self.bias:
+                params[f"{name}_bias"] = Param(f"{name}_bias", shape[:2], axes=axes[:2], init="zeros")
+        return params
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        return product(inputs[0].shape) * (6 * self.top_k * self.intermediate_size)
+
+    def active_elements(self, role: str, param: Param) -> int:
+        return param.elements // self.num_experts * self.top_k

@@ -1,0 +1,71 @@
+"""Norms over the last dimension, or over each head of it. They are computed in float32 and return the input's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from archc.errors import GraphError
+from archc.ir.op import Op
+from archc.ir.values import Param, TensorType
+
+
+def _check_heads(op: str, kind: TensorType, head_dim: int | None) -> int:
+    dim = head_dim or kind.width
+    if kind.width % dim:
+        raise GraphError(f"{op}: width {kind.width} is no multiple of head_dim {dim}")
+    return dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMSNorm(Op):
+    """``x / sqrt(mean x^2 + eps) (weight_offset + w)``, over ``head_dim`` channels where given (arXiv 1910.07467)."""
+
+    op_name = "rms_norm"
+    eps: float
+    weight_offset: float = 0.0
+    head_dim: int | None = None
+    weight: bool = True
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        _check_heads(self.op_name, inputs[0], self.head_dim)
+        return (inputs[0],)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        if not self.weight:
+            return {}
+        axis = None if self.head_dim else inputs[0].axis
+        init = "ones" if self.weight_offset == 0.0 else "zeros"
+        return {"weight": Param("weight", (self.head_dim or inputs[0].width,), axes=(axis,), init=init)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedNorm(Op):
+    """``rms_norm(x) w act(gate)`` a head, the output of a linear mixer; inputs (x, gate)."""
+
+    op_name = "gated_norm"
+    eps: float
+    head_dim: int
+    function: str = "sigmoid"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if inputs[0].shape != inputs[1].shape:
+            raise GraphError(f"gated_norm: {inputs[0]} and its gate {inputs[1]} differ")
+        _check_heads(self.op_name, inputs[0], self.head_dim)
+        return (inputs[0],)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        return {"weight": Param("weight", (self.head_dim,), init="ones")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class L2Norm(Op):
+    """``x / sqrt(sum x^2 + eps)`` a head."""
+
+    op_name = "l2_norm"
+    head_dim: int
+    eps: float = 1e-6
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        _check_heads(self.op_name, inputs[0], self.head_dim)
+        return (inputs[0],)

@@ -1,0 +1,58 @@
+"""Rotary position embedding (arXiv 2104.09864): a table hoisted to the root, and the rotation that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from archc.errors import GraphError
+from archc.ir.op import Op
+from archc.ir.values import TensorType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeTable(Op):
+    """positions (batch, seq) -> cos, sin (batch, seq, dim / 2) in float32.
+
+    The frequencies are numbers on the op, never a buffer; ``factor`` multiplies cos and sin (YaRN's attention factor).
+    """
+
+    op_name = "rope_table"
+    frequencies: tuple[float, ...]
+    factor: float = 1.0
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        kind = TensorType((*inputs[0].shape, len(self.frequencies)), "float32")
+        return (kind, kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary(Op):
+    """Turns ``dim`` channels from ``offset`` in each head; inputs (x, cos, sin).
+
+    ``half`` pairs channel i with i + dim/2, ``interleaved`` 2i with 2i + 1, both in place.
+    """
+
+    op_name = "rotary"
+    head_dim: int
+    dim: int
+    offset: int = 0
+    style: str = "half"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        x, cos, _ = inputs
+        if x.width % self.head_dim or self.offset + self.dim > self.head_dim or 2 * cos.width != self.dim:
+            raise GraphError(f"rotary: {self} doesn't fit {x} and a table of {cos.width} frequencies")
+        return (x,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryTemperature(Op):
+    """``x (1 + scale ln(1 + floor((position + 1) / floor)))``; inputs (x, positions). Llama 4's long-context queries."""
+
+    op_name = "query_temperature"
+    scale: float
+    floor: int
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (inputs[0],)

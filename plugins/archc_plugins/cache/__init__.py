@@ -1,0 +1,1 @@
+"""How declared state is stored."""

@@ -1,0 +1,43 @@
+"""The token table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import PositiveInt
+
+from archc.families import Embedding
+from archc.graph.vocabulary import Builder
+from archc.ir.values import Param, Value
+from archc.spec.values import ONE, Scale
+
+
+class Token(Embedding):
+    """A row a token id; rows may exceed the ids, and the table may be narrower than the model."""
+
+    hidden_size: PositiveInt
+    tie_word_embeddings: bool
+    embedding_size: PositiveInt | None = None
+    num_embeddings: PositiveInt | None = None
+    pad_vocab_to_multiple_of: PositiveInt | None = None
+    scale: Scale = ONE
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        if self.num_embeddings is not None and self.pad_vocab_to_multiple_of is not None:
+            yield "pad_vocab_to_multiple_of", "says the same as num_embeddings; state one of them"
+
+    def rows(self, vocab_size: int) -> int:
+        """Rows of the table for so many ids."""
+        if self.num_embeddings is not None:
+            return self.num_embeddings
+        multiple = self.pad_vocab_to_multiple_of or 1
+        return -(-vocab_size // multiple) * multiple
+
+    def define(self, g: Builder, ids: Value, *, vocab_size: int) -> tuple[Value, Param]:
+        x, table = g.embedding("embed_tokens", ids, self.rows(vocab_size), self.embedding_size or self.hidden_size)
+        if x.width != self.hidden_size:
+            x = g.linear("embed_proj", x, self.hidden_size)
+        return g.scale(x, self.scale.resolve({"hidden_size": self.hidden_size})), table
+
+    def tied(self) -> bool:
+        return self.tie_word_embeddings

@@ -1,0 +1,27 @@
+"""The language-model head."""
+
+from __future__ import annotations
+
+from pydantic import PositiveFloat
+
+from archc.families import Head
+from archc.graph.vocabulary import Builder
+from archc.ir.values import Param, Value
+from archc.spec.values import ONE, Scale
+
+
+class LM(Head):
+    """One logit a row of the vocabulary table, which may be the embedding's own."""
+
+    bias: bool = False
+    logit_scale: Scale = ONE
+    final_logit_softcapping: PositiveFloat | None = None
+
+    def define(self, g: Builder, x: Value, *, table: Param, tied: bool) -> Value:
+        hidden_size = x.width
+        rows, width = table.shape
+        if tied and width != x.width:
+            x = g.linear("head_proj", x, width)
+        logits = g.linear("lm_head", x, rows, bias=self.bias, axis="vocab", weight=table if tied else None)
+        logits = g.scale(logits, self.logit_scale.resolve({"hidden_size": hidden_size}))
+        return logits if self.final_logit_softcapping is None else g.soft_cap(logits, self.final_logit_softcapping)

@@ -1,0 +1,82 @@
+"""Grouped-query attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+from archc.families import Mixer
+from archc.graph.vocabulary import Builder
+from archc.ir.values import Value
+from archc.spec.values import Scale
+
+
+class QueryTemperature(BaseModel):
+    """Query times 1 + scale ln(1 + floor((position + 1) / floor))."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    scale: PositiveFloat
+    floor: PositiveInt
+
+
+class GQA(Mixer):
+    """Grouped-query attention, arXiv 2305.13245; num_kv_heads = num_heads is multi-head, 1 is multi-query attention."""
+
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim: PositiveInt
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: Literal["none", "head", "width", "unit"] = "none"
+    sliding_window: PositiveInt | None = None
+    attention_chunk_size: PositiveInt | None = None
+    softmax_scale: Scale | None = None
+    scale_attn_by_inverse_layer_idx: bool = False
+    attn_logit_softcapping: PositiveFloat | None = None
+    sink_logits: bool = False
+    output_gate: bool = False
+    query_temperature: QueryTemperature | None = None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        if self.num_heads % self.num_kv_heads:
+            yield "num_kv_heads", f"should divide num_heads, {self.num_heads} (found {self.num_kv_heads})"
+        if self.sliding_window is not None and self.attention_chunk_size is not None:
+            yield "attention_chunk_size", "says what a token sees, and so does sliding_window; state one of them"
+
+    def define(self, g: Builder, x: Value) -> Value:
+        d, kv_width, bias = self.head_dim, self.num_kv_heads * self.head_dim, self.qkv_bias
+        q = g.linear("q_proj", x, self.num_heads * d, bias=bias, axis="heads")
+        k, v = (g.linear(f"{n}_proj", x, kv_width, bias=bias, axis="kv_heads") for n in "kv")
+        if self.qk_norm in ("head", "width"):
+            head_dim = d if self.qk_norm == "head" else None
+            q = self.norm.define(g, "q_norm", q, head_dim=head_dim)
+            k = self.norm.define(g, "k_norm", k, head_dim=head_dim)
+        q, k = (self.position.rotate(g, t, head_dim=d) for t in (q, k))
+        if self.qk_norm == "unit":
+            q, k = (g.rms_norm("", t, eps=self.norm.eps, head_dim=d, weight=False) for t in (q, k))
+        if self.query_temperature is not None:
+            q = g.query_temperature(q, scale=self.query_temperature.scale, floor=self.query_temperature.floor)
+        o = g.attention(
+            "attention",
+            q,
+            k,
+            v,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            scale=self._scale(g, x.width),
+            window=self.sliding_window,
+            chunk=self.attention_chunk_size,
+            sinks=self.sink_logits,
+            soft_cap=self.attn_logit_softcapping,
+        )
+        if self.output_gate:
+            o = g.mul(o, g.sigmoid(g.linear("gate_proj", x, self.num_heads * d, axis="heads")))
+        return g.linear("o_proj", o, x.width, bias=self.o_bias)
+
+    def _scale(self, g: Builder, hidden_size: int) -> float:
+        names = {**self.numbers(), "hidden_size": hidden_size}
+        scale = self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale.resolve(names)
+        return scale / (g.layer_index + 1) if self.scale_attn_by_inverse_layer_idx else scale

@@ -1,0 +1,56 @@
+"""Multi-head latent attention."""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+
+from archc.families import Mixer
+from archc.graph.vocabulary import Builder
+from archc.ir.values import Value
+
+INNER_EPS = 1e-6
+"""Both inner norms have this eps in every published model, whatever the spec's norm says."""
+
+
+class MLA(Mixer):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). Cache a token: kv_lora_rank + qk_rope_head_dim."""
+
+    num_heads: PositiveInt
+    q_lora_rank: PositiveInt | None = None
+    kv_lora_rank: PositiveInt
+    qk_nope_head_dim: PositiveInt
+    qk_rope_head_dim: PositiveInt
+    v_head_dim: PositiveInt
+    bias: bool = False
+    output_gate: bool = False
+
+    def define(self, g: Builder, x: Value) -> Value:
+        nope, rope, head_dim = (
+            self.qk_nope_head_dim,
+            self.qk_rope_head_dim,
+            self.qk_nope_head_dim + self.qk_rope_head_dim,
+        )
+        if self.q_lora_rank is None:
+            q = g.linear("q_proj", x, self.num_heads * head_dim, axis="heads")
+        else:
+            q_latent = g.linear("q_a_proj", x, self.q_lora_rank, bias=self.bias)
+            q_latent = g.rms_norm("q_a_layernorm", q_latent, eps=INNER_EPS)
+            q = g.linear("q_b_proj", q_latent, self.num_heads * head_dim, axis="heads")
+        row = g.linear("kv_a_proj_with_mqa", x, self.kv_lora_rank + rope, bias=self.bias)
+        latent, key = g.split(row, (self.kv_lora_rank, rope))
+        latent = g.rms_norm("kv_a_layernorm", latent, eps=INNER_EPS)
+        q = self.position.rotate(g, q, head_dim=head_dim, dim=rope, offset=nope)
+        key = self.position.rotate(g, key, head_dim=rope, dim=rope, offset=0)
+        o = g.latent_attention(
+            "attention",
+            q,
+            latent,
+            key,
+            num_heads=self.num_heads,
+            nope_dim=nope,
+            value_dim=self.v_head_dim,
+            scale=head_dim**-0.5 * self.position.softmax_multiplier(),
+        )
+        if self.output_gate:
+            o = g.mul(o, g.sigmoid(g.linear("gate_proj", x, self.num_heads * self.v_head_dim, axis="heads")))
+        return g.linear("o_proj", o, x.width, bias=self.bias)

@@ -1,0 +1,48 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from archc.families import Position
+from archc.graph.vocabulary import Builder
+from archc.ir.values import Value
+from archc.spec.slots import Slot
+
+
+class Rope(Position):
+    """Rotary position embedding, arXiv 2104.09864: channel pairs of queries and keys turn with the position."""
+
+    theta: Annotated[float, Field(gt=1)]
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    interleaved: bool = False
+    trailing: bool = False
+    scaling: Annotated[Any, Slot("scaling")] = None
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        if self.trailing and self.partial_rotary_factor == 1.0:
+            yield "trailing", "has no effect while partial_rotary_factor is 1"
+
+    def rotate(
+        self, g: Builder, x: Value, *, head_dim: int, dim: int | None = None, offset: int | None = None
+    ) -> Value:
+        turned = int(head_dim * self.partial_rotary_factor) if dim is None else dim
+        start = (head_dim - turned if self.trailing else 0) if offset is None else offset
+        if self.scaling is None:
+            frequencies, factor = base_frequencies(self.theta, turned), 1.0
+        else:
+            frequencies, factor = self.scaling.frequencies(self.theta, turned), self.scaling.attention_factor()
+        style = "interleaved" if self.interleaved else "half"
+        table = g.rope_table(frequencies, factor)
+        return g.rotary(x, table, head_dim=head_dim, dim=turned, offset=start, style=style)
+
+    def softmax_multiplier(self) -> float:
+        return 1.0 if self.scaling is None else self.scaling.softmax_multiplier()
+
+
+def base_frequencies(theta: float, dim: int) -> tuple[float, ...]:
+    """theta^(-2i/dim) for the dim/2 pairs."""
+    return tuple(theta ** (-2 * i / dim) for i in range(dim // 2))

@@ -1,0 +1,1 @@
+"""Routers of a mixture of experts."""

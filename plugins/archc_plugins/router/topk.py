@@ -1,0 +1,47 @@
+"""The top-k router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from archc.ops.moe import Route
+from archc.spec.kind import Kind
+
+
+class TopK(Kind):
+    """The k best experts a token by a learned score; grouped choice and correction bias as DeepSeek-V3, arXiv 2412.19437.
+
+    A softmax over the chosen logits alone equals a softmax over all with ``norm_topk_prob``.
+    """
+
+    scoring_func: Literal["softmax", "sigmoid", "sqrtsoftplus"]
+    norm_topk_prob: bool
+    routed_scaling_factor: PositiveFloat = 1.0
+    correction_bias: bool = False
+    bias: bool = False
+    n_group: PositiveInt = 1
+    topk_group: PositiveInt = 1
+    group_score: Literal["max", "top2_sum"] = "top2_sum"
+    weight_on: Literal["output", "input"] = "output"
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        if self.topk_group > self.n_group:
+            yield "topk_group", f"should be at most n_group, {self.n_group} (found {self.topk_group})"
+
+    def route(self, num_experts: int, top_k: int) -> Route:
+        """The op for so many experts."""
+        return Route(
+            num_experts=num_experts,
+            top_k=top_k,
+            scoring_func=self.scoring_func,
+            norm_topk_prob=self.norm_topk_prob,
+            routed_scaling_factor=self.routed_scaling_factor,
+            correction_bias=self.correction_bias,
+            bias=self.bias,
+            n_group=self.n_group,
+            topk_group=self.topk_group,
+            group_score=self.group_score,
+        )

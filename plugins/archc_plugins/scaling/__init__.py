@@ -1,0 +1,1 @@
+"""Scalings of rope frequencies."""
