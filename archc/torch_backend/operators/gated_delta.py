@@ -140,18 +140,17 @@ def gated_delta(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k: (B, S, H, K); v: (B, S, H, V); log_decay: (B, S, H, G); beta: (B, S, H); state: (B, H, K, V).
 
-    Returns the outputs, the final state and the states (B, N, H, K, V) the slabs start from, kept for the backward.
+    Returns the outputs, the final state and the states the slabs start from, kept for the backward.
     """
-    dtype = _arithmetic_dtype(v)
     out, final_state, starts = gated_delta_outputs(q, k, v, log_decay, beta, state, scale)
     with torch.autocast(v.device.type, enabled=False):
-        space = Workspace(v.device, dtype)
+        space, starts_NBHKV = Workspace(v.device, final_state.dtype), starts.view(-1, *state.shape)
         for b, h in _groups(v, q.shape[3]):
             running = state[b, h]
             for n, s in enumerate(_slabs(v.shape[1])):
-                starts[b, n, h] = running
+                starts_NBHKV[n, b, h] = running
                 slab = Slab(space, q[b, s, h], k[b, s, h], v[b, s, h], log_decay[b, s, h], beta[b, s, h].unsqueeze(-1))
-                running = slab.solve(starts[b, n, h])
+                running = slab.solve(starts_NBHKV[n, b, h])
                 slab.output(out[b, s, h], scale)
             final_state[b, h] = running
     return out, final_state, starts
@@ -161,12 +160,14 @@ def gated_delta(
 def gated_delta_outputs(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, tokens, heads, keys = q.shape
     dtype = _arithmetic_dtype(v)
+    # One flat dimension: as a dimension of its own, the number of slabs would be 1 up to 512 tokens, a value compilers
+    # specialise on.
+    slabs = (v.shape[1] + SLAB - 1) // SLAB
     return (
         v.new_empty(v.shape),
         v.new_empty(state.shape, dtype=dtype),
-        v.new_empty((batch, (tokens + SLAB - 1) // SLAB, heads, keys, v.shape[3]), dtype=dtype),
+        v.new_empty((slabs * state.numel(),), dtype=dtype),
     )
 
 
@@ -188,12 +189,12 @@ def gated_delta_backward(
         q, k, v, log_decay, beta, state, starts, d_out, d_final_state, scale
     )
     with torch.autocast(v.device.type, enabled=False):
-        space = Workspace(v.device, starts.dtype)
+        space, starts_NBHKV = Workspace(v.device, starts.dtype), starts.view(-1, *state.shape)
         for b, h in _groups(v, q.shape[3]):
             running = d_final_state[b, h]
             for n, s in reversed(list(enumerate(_slabs(v.shape[1])))):
                 slab = Slab(space, q[b, s, h], k[b, s, h], v[b, s, h], log_decay[b, s, h], beta[b, s, h].unsqueeze(-1))
-                slab.solve(starts[b, n, h])
+                slab.solve(starts_NBHKV[n, b, h])
                 d_beta_BSH1 = d_beta[b, s, h].unsqueeze(-1)
                 d_inputs = (d_q[b, s, h], d_k[b, s, h], d_v[b, s, h], d_log_decay[b, s, h], d_beta_BSH1)
                 running = slab.backward(d_out[b, s, h], running, scale, d_inputs)

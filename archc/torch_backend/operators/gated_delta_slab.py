@@ -20,15 +20,17 @@ Backwards, from do and dS':
     d(q P) = do S^T             d(beta k P) = -dZ S^T                     d(k R) = X dS'^T
     dQ = do X^T                 dA = -T^T (dX Z^T) T^T = -dZ X^T          dP_last = rows of S * dS'
 
-A decay enters only as e^(G_i - G_j) between a row factor (q_i or beta_i k_i) and a column factor (k_j), so its gradient
-needs no product of its own: dG_i = q_i dq_i + (beta k)_i d(beta k)_i - k_i dk_i with dk the gradient as a column; G_last
-also takes the column terms of k R and P_last dP_last; dg_t is the sum of dG_i over i >= t.
+A decay enters only as e^(G_i - G_j) between a row factor (q_i or beta_i k_i) and a column factor (k_j), so its
+gradient needs no product of its own: dG_i = q_i dq_i + (beta k)_i d(beta k)_i - k_i dk_i with dk the gradient as a
+column; G_last also takes the column terms of k R and P_last dP_last; dg_t is the sum of dG_i over i >= t. The terms
+without a decay, Q's diagonal and the last row of k R, cancel in dG and are left out: their rounding would drown the
+tiny gradient of a strong decay.
 
 No exponential of a difference is ever formed. Two neighbouring blocks of h rows meet at their border: a row of the
-later block carries the product of the decays e^g from the border up to itself, a column of the earlier block the product
-from behind itself up to the border. All factors are products of e^g, so with g <= 0 they lie in [0, 1] and cannot
-overflow however strong the decay. Doubling h takes the blocks from single rows to the whole chunk; the two products, Q
-and T ([[T1, 0], [-T2 A21 T1, T2]]) all grow on the way.
+later block carries the product of the decays e^g from the border up to itself (prefix), a column of the earlier block
+the product from behind itself up to the border (suffix). With g <= 0 all of them lie in [0, 1] and cannot overflow
+however strong the decay. Doubling h takes the blocks from single rows to the whole chunk; both products, Q, and T as
+[[T1, 0], [-T2 A21 T1, T2]] grow on the way, and end as P, R, Q and T above.
 """
 
 import torch
@@ -38,7 +40,7 @@ CHUNK = 64
 
 
 class Workspace:
-    """Named scratch buffers, kept between slabs: fresh multi-megabyte temporaries cost more page faults than arithmetic."""
+    """Named scratch buffers, kept between slabs: the page faults of fresh ones would cost more than the arithmetic."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
@@ -132,7 +134,7 @@ class Slab:
         prefix[:, 1] *= prefix[:, 0, -1:]
 
     def _merge_blocks(self, name: str, old: Tensor, h: int) -> Tensor:
-        """Diagonal blocks (n, 2, h, h) on the diagonal of new ones (n, 2h, 2h); the lower left corner is left to fill."""
+        """Blocks (n, 2, h, h) on the diagonal of new ones (n, 2h, 2h), whose lower left corner is left to fill."""
         new = self.space(f"{name}{2 * h}", old.shape[0], 2 * h, 2 * h)
         new[:, :h, :h] = old[:, 0]
         new[:, h:, h:] = old[:, 1]
@@ -184,8 +186,9 @@ class Slab:
             self._by_chunk(self.X_NCV).unbind(),
             self._by_chunk(self.last_NG1).unbind(),
             self._by_chunk(self.k_end_NCK).transpose(2, 3).unbind(),
-            states.unbind(),
+            states[:-1].unbind(),
             states[1:].unbind(),
+            strict=True,
         )
         for writes, keys_now, inverse, written, last, keys_end, before, after in chunks:
             torch.baddbmm(writes, keys_now, before, alpha=-1, out=rest)
@@ -219,8 +222,9 @@ class Slab:
             self._by_chunk(self.k_end_NCK).unbind(),
             self._by_chunk(self.last_NG1).unbind(),
             self._by_chunk(self.decayed_NC2K[:, :, 1]).transpose(2, 3).unbind(),
-            d_states.unbind(),
+            d_states[:-1].unbind(),
             d_states[1:].unbind(),
+            strict=True,
         )
         for dX, dZ, inverse, keys_end, last, keys_now, before, after in reversed(list(by_chunk)):
             dX.baddbmm_(keys_end, after)
@@ -235,15 +239,14 @@ class Slab:
         dk_NCK = torch.bmm(self.X_NCV, d_end_NKV.transpose(1, 2), out=space("dk", n, c, keys)).mul_(self.suffix_NCG)
         d_last_NK = torch.mul(self.states_NKV, d_end_NKV, out=space("temporary", n, keys, values)).sum(2)
         d_last_NK.mul_(self.last_NG1[..., 0])
-        d_last_NK += torch.mul(self.k_NCK, dk_NCK, out=space("temporary", n, c, keys)).sum(1)
+        d_last_NK += torch.mul(self.k_NCK, dk_NCK, out=space("temporary", n, c, keys))[:, :-1].sum(1)
         self._scores_backward(d_scores_NC2C, d_qb_NC2K, dk_NCK)
-        return self._finish(d_qb_NC2K, dk_NCK, dZ_NCV, d_last_NK, d_states[0], d_inputs)
+        diagonal_NC1 = d_scores_NC2C[:, :, 0].diagonal(dim1=1, dim2=2).unsqueeze(-1)
+        self._finish(d_qb_NC2K, dk_NCK, dZ_NCV, d_last_NK, diagonal_NC1, d_inputs)
+        return d_states[0].view(self.batch, self.heads, keys, values)
 
     def _scores_backward(self, d_scores_NC2C: Tensor, d_qb_NC2K: Tensor, dk_NCK: Tensor) -> None:
-        """Adds what Q and A hand back to the gradients of their rows and columns."""
-        diagonal_NC1 = d_scores_NC2C[:, :, 0].diagonal(dim1=1, dim2=2).unsqueeze(-1)
-        d_qb_NC2K[:, :, 0].addcmul_(diagonal_NC1, self.k_NCK)
-        dk_NCK.addcmul_(diagonal_NC1, self.qb_NC2K[:, :, 0])
+        """Adds what Q and A, off their diagonals, hand back to the gradients of their rows and columns."""
         self._restart_products()
         space, c, h = self.space, CHUNK, 1
         while h < c:
@@ -269,17 +272,21 @@ class Slab:
         dk_NCK: Tensor,
         dZ_NCV: Tensor,
         d_last_NK: Tensor,
-        d_state_MKV: Tensor,
+        diagonal_NC1: Tensor,
         d_inputs: tuple[Tensor, ...],
-    ) -> Tensor:
+    ) -> None:
+        """From the gradients of rows, columns, Z and Q's diagonal to those of the inputs."""
         space, n, c = self.space, self.N, CHUNK
         product = torch.mul(self.qb_NC2K, d_qb_NC2K, out=space("decayed", *d_qb_NC2K.shape))
         dG_NCK = torch.add(product[:, :, 0], product[:, :, 1], out=space("rows", n, c, self.keys))
-        dG_NCK.addcmul_(self.k_NCK, dk_NCK, value=-1)
+        dG_NCK[:, :-1].addcmul_(self.k_NCK[:, :-1], dk_NCK[:, :-1], value=-1)
         dG_NCK[:, -1] += d_last_NK
         dG_NCG = dG_NCK if self.gates > 1 else torch.sum(dG_NCK, -1, keepdim=True, out=space("dG", n, c, 1))
         later_CC = torch.ones(c, c, device=space.device, dtype=space.dtype).triu()
         dg_NCG = torch.bmm(later_CC.expand(n, c, c), dG_NCG, out=space("dg", n, c, self.gates))
+        # Only now the diagonal of Q, which knows no decay.
+        d_qb_NC2K[:, :, 0].addcmul_(diagonal_NC1, self.k_NCK)
+        dk_NCK.addcmul_(diagonal_NC1, self.qb_NC2K[:, :, 0])
         d_key_rows = d_qb_NC2K[:, :, 1]
         d_beta_NC1 = torch.mul(self.k_NCK, d_key_rows, out=space("temporary", n, c, self.keys)).sum(-1, keepdim=True)
         d_beta_NC1 += torch.mul(self.v_NCV, dZ_NCV, out=space("temporary", n, c, self.values)).sum(-1, keepdim=True)
@@ -287,4 +294,3 @@ class Slab:
         grads = (d_qb_NC2K[:, :, 0], dk_NCK, dZ_NCV.mul_(self.beta_NC1), dg_NCG, d_beta_NC1)
         for grad_NCD, target_BSHD in zip(grads, d_inputs, strict=True):
             store(self._by_head(grad_NCD), target_BSHD)
-        return d_state_MKV.view(self.batch, self.heads, self.keys, self.values)

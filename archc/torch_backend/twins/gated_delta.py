@@ -44,7 +44,7 @@ def chunked_counted(
     """
     if pairs not in ("needed", "dense"):
         raise ValueError(f"pairs is {pairs!r}, not 'needed' or 'dense'")
-    batch, tokens, heads, keys = q.shape
+    batch, tokens, heads, _ = q.shape
     q, k, v, log_decay, beta, S = _in_float64(q, k, v, log_decay, beta, state)
     q, k, v, g = (x.transpose(1, 2).flatten(0, 1) for x in (q * scale, k, v, log_decay))
     beta_NS1, S = beta.transpose(1, 2).flatten(0, 1).unsqueeze(-1), S.flatten(0, 1)
