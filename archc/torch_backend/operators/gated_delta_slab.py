@@ -23,7 +23,7 @@ Backwards, from do and dS':
 A decay enters only as e^(G_i - G_j) between a row factor (q_i or beta_i k_i) and a column factor (k_j), so its
 gradient needs no product of its own: dG_i = q_i dq_i + (beta k)_i d(beta k)_i - k_i dk_i with dk the gradient as a
 column; G_last also takes the column terms of k R and P_last dP_last; dg_t is the sum of dG_i over i >= t. The terms
-without a decay, Q's diagonal and the last row of k R, cancel in dG and are left out: their rounding would drown the
+without a decay, Q's diagonal and the last row of k R, cancel there and are left out: their rounding would drown the
 tiny gradient of a strong decay.
 
 No exponential of a difference is ever formed. Two neighbouring blocks of h rows meet at their border: a row of the
@@ -86,7 +86,7 @@ class Slab:
     def __init__(self, space: Workspace, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> None:
         """q, k: (B, S, H, K); v: (B, S, H, V); log_decay: (B, S, H, K) or (B, S, H, 1); beta: (B, S, H, 1)."""
         batch, tokens, heads, keys = q.shape
-        self.space, self.batch, self.heads, self.keys = space, batch, heads, keys
+        self.space, self.batch, self.tokens, self.heads, self.keys = space, batch, tokens, heads, keys
         self.values, self.gates = v.shape[3], log_decay.shape[3]
         self.L, self.M = -(-tokens // CHUNK), batch * heads
         self.N = self.L * self.M
@@ -237,13 +237,23 @@ class Slab:
         d_qb_NC2K = torch.bmm(rows, self.states_NKV.transpose(1, 2), out=space("d_qb", n, 2 * c, keys))
         d_qb_NC2K = d_qb_NC2K.view(n, c, 2, keys).mul_(self.prefix_NCG.unsqueeze(2))
         dk_NCK = torch.bmm(self.X_NCV, d_end_NKV.transpose(1, 2), out=space("dk", n, c, keys)).mul_(self.suffix_NCG)
+        last_rows = self._take_last_rows(dk_NCK)
         d_last_NK = torch.mul(self.states_NKV, d_end_NKV, out=space("temporary", n, keys, values)).sum(2)
         d_last_NK.mul_(self.last_NG1[..., 0])
-        d_last_NK += torch.mul(self.k_NCK, dk_NCK, out=space("temporary", n, c, keys))[:, :-1].sum(1)
+        d_last_NK += torch.mul(self.k_NCK, dk_NCK, out=space("temporary", n, c, keys)).sum(1)
         self._scores_backward(d_scores_NC2C, d_qb_NC2K, dk_NCK)
         diagonal_NC1 = d_scores_NC2C[:, :, 0].diagonal(dim1=1, dim2=2).unsqueeze(-1)
-        self._finish(d_qb_NC2K, dk_NCK, dZ_NCV, d_last_NK, diagonal_NC1, d_inputs)
+        self._finish(d_qb_NC2K, dk_NCK, dZ_NCV, d_last_NK, diagonal_NC1, last_rows, d_inputs)
         return d_states[0].view(self.batch, self.heads, keys, values)
+
+    def _take_last_rows(self, tensor_NCK: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Zeroes every chunk's last row that holds a token; returns the rows, as views, with the values they had."""
+        rows_LMCK = self._by_chunk(tensor_NCK)
+        last = self.tokens - (self.L - 1) * CHUNK - 1
+        taken = [(row, row.clone()) for row in (rows_LMCK[:-1, :, -1], rows_LMCK[-1, :, last])]
+        for row, _ in taken:
+            row.zero_()
+        return taken
 
     def _scores_backward(self, d_scores_NC2C: Tensor, d_qb_NC2K: Tensor, dk_NCK: Tensor) -> None:
         """Adds what Q and A, off their diagonals, hand back to the gradients of their rows and columns."""
@@ -273,18 +283,21 @@ class Slab:
         dZ_NCV: Tensor,
         d_last_NK: Tensor,
         diagonal_NC1: Tensor,
+        last_rows: list[tuple[Tensor, Tensor]],
         d_inputs: tuple[Tensor, ...],
     ) -> None:
         """From the gradients of rows, columns, Z and Q's diagonal to those of the inputs."""
         space, n, c = self.space, self.N, CHUNK
         product = torch.mul(self.qb_NC2K, d_qb_NC2K, out=space("decayed", *d_qb_NC2K.shape))
         dG_NCK = torch.add(product[:, :, 0], product[:, :, 1], out=space("rows", n, c, self.keys))
-        dG_NCK[:, :-1].addcmul_(self.k_NCK[:, :-1], dk_NCK[:, :-1], value=-1)
+        dG_NCK.addcmul_(self.k_NCK, dk_NCK, value=-1)
         dG_NCK[:, -1] += d_last_NK
         dG_NCG = dG_NCK if self.gates > 1 else torch.sum(dG_NCK, -1, keepdim=True, out=space("dG", n, c, 1))
         later_CC = torch.ones(c, c, device=space.device, dtype=space.dtype).triu()
         dg_NCG = torch.bmm(later_CC.expand(n, c, c), dG_NCG, out=space("dg", n, c, self.gates))
-        # Only now the diagonal of Q, which knows no decay.
+        # Only now what knows no decay: the diagonal of Q and each chunk's last row of k R.
+        for row, value in last_rows:
+            row.copy_(value)
         d_qb_NC2K[:, :, 0].addcmul_(diagonal_NC1, self.k_NCK)
         dk_NCK.addcmul_(diagonal_NC1, self.qb_NC2K[:, :, 0])
         d_key_rows = d_qb_NC2K[:, :, 1]
