@@ -1,0 +1,228 @@
+"""What to say of keys that are unknown, missing or in the wrong place: this takes a look at the whole spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from archc.spec.near import nearest
+from archc.spec.nodes import Node, Path, dotted
+from archc.spec.patterns import Item, PatternError, closed_length, copies, parse, written
+from archc.spec.places import Model, family_at, installed_models, model_at, title
+from archc.spec.scalars import shortened
+from archc.spec.synonyms import CONFIG_ONLY, LATER, families_of, here
+from archc.spec.wording import expected, found
+
+_HOMES = ("tokenizer", "embedding", "position", "norm", "stack", "head", "cache")
+"""Sections whose keys are looked for elsewhere, in the order of the language."""
+
+_STRUCTURE = ("spec", "stack", "mixers", "ffns")
+"""Mappings without a kind: what stands there wrongly is moved rather than renamed."""
+
+_CONFIG_KEYS = 3
+"""So many keys of a Hugging Face config make one."""
+
+
+class Advice:
+    """Hints for one spec; ``unknown_paths`` are all of its unknown keys."""
+
+    def __init__(self, root: Node, unknown_paths: list[Path]) -> None:
+        self.root = root
+        self._unknown: dict[str, Path] = {}
+        for path in unknown_paths:
+            self._unknown.setdefault(str(path[-1]), path)
+        self._paths = unknown_paths
+
+    def is_config(self) -> bool:
+        """Whether the spec looks like a pasted Hugging Face config."""
+        if any(path[0] in CONFIG_ONLY for path in self._paths if len(path) == 1):
+            return True
+        return len({path[-1] for path in self._paths if families_of(str(path[-1]))}) >= _CONFIG_KEYS
+
+    def missing(self, path: Path) -> tuple[str, str] | None:
+        """(message, suggestion) for a required key; None where another spelling of it is reported."""
+        key, holder = str(path[-1]), path[:-1]
+        node = self.root.at(holder)
+        if node is not None and any(here(family_at(holder), other, {key: None}) for other in node.mapping):
+            return None
+        if key == "stack" and not holder and any(name in self.root.mapping for name in LATER):
+            return None
+        elsewhere = self._unknown.get(key)
+        if elsewhere is not None and elsewhere[:-1] != holder and self._home(key, elsewhere[:-1]) == family_at(holder):
+            where = f"in {dotted(elsewhere[:-1])}" if elsewhere[:-1] else "at the top"
+            mark = self._key_line(elsewhere)
+            return f"{key} is required (found {where}, line {mark})", ""
+        if key == "head_dim" and node is not None:
+            return f"{key} is required; it is not derived{self._quotient(node)}", ""
+        return f"{key} is required", ""
+
+    def kind_missing(self, path: Path, error: Mapping[str, Any]) -> tuple[str, str]:
+        """A mapping without its kind; inside a mixer, where it looks like an amendment of the outer default."""
+        plain = error["ctx"]["message"], error["ctx"]["suggestion"]
+        node = self.root.at(path)
+        if len(path) < 2 or node is None:
+            return plain
+        section = str(path[-1])
+        outer = next((o for o in (self.root.at(("stack", section)), self.root.child(section)) if o is not None), None)
+        if outer is None or outer is node:
+            return plain
+        kind = outer.child("kind") or outer
+        if not isinstance(kind.value, str):
+            return plain
+        holder = title(family_at(path[:-1]))
+        dropped = [key for key in outer.mapping if key != "kind" and key not in node.mapping]
+        nothing = f"nothing ({', '.join(dropped)})" if dropped else "nothing"
+        line = (
+            f"line {outer.mark.line}" if outer.mark.file == node.mark.file else f"{outer.mark.file}:{outer.mark.line}"
+        )
+        message = f"kind is required: {holder}'s {section} is used whole, {nothing} comes from {line}"
+        keys = ", ".join(f"{key}: {found(item)}" for key, item in node.mapping.items())
+        return message, f"Did you mean {{{', '.join(filter(None, (f'kind: {kind.value}', shortened(keys))))}}}?"
+
+    def unknown(self, path: Path) -> tuple[str, str] | None:
+        """(message, suggestion) for a key that its mapping does not have."""
+        key, holder = str(path[-1]), path[:-1]
+        family = family_at(holder)
+        if (comma := self._comma(path)) is not None:
+            return comma
+        if key in LATER and family in ("spec", "stack"):
+            if key == "decoder" and "encoder" not in self.root.mapping:
+                return "a decoder reads an encoder, and there is none", "A decoder-only model has a stack"
+            return LATER[key], ""
+        fields: dict[str, Any] = dict(getattr(model_at(self.root, holder), "model_fields", {}))
+        if ours := here(family, key, fields):
+            if key.endswith(f"_{ours}"):
+                return "unknown key", f"Did you mean {ours}?"
+            return "unknown key", f"In {title(family)} this is {ours}" if family in (
+                "mixer",
+                "ffn",
+            ) else f"Here this is {ours}"
+        home = self._home(key, holder)
+        near = nearest(key, fields, cutoff=0.55)
+        if home and family in _STRUCTURE:
+            return f"belongs in {home}{self._misfit(home, path)}", ""
+        if near:
+            return "unknown key", f"Did you mean {near}?" + (f" ({key} is a key of {home})" if home else "")
+        if home:
+            return "unknown key", f"{key} is a key of {home}"
+        for other, ours in families_of(key):
+            return "unknown key", f"In {title(other)} this is {ours}"
+        return "unknown key", f"Known are {shortened(', '.join(fields), limit=200)}" if fields else "It takes no keys"
+
+    def follows_comma(self, path: Path) -> bool:
+        """Whether the pattern at a path was cut by a comma inside braces, which is reported at the key behind it."""
+        return len(path) == 2 and any(
+            self._cut_pattern(other) == path[-1] for other in self._paths if other[:1] == path[:1]
+        )
+
+    def _home(self, key: str, holder: Path) -> str:
+        """The section that has a key, if it isn't the one it stands in."""
+        own = family_at(holder)
+        for section in _HOMES:
+            if section == own:
+                continue
+            model = model_at(self.root, (section,))
+            if model is not None and key in model.model_fields:
+                return section
+        if own != "spec" and key in self._spec_keys:
+            return "the spec"
+        for family in ("mixer", "ffn"):
+            section = f"{family}s"
+            entries = getattr(self.root.child(section), "mapping", {})
+            models = [model_at(self.root, (section, name)) for name in list(entries)[:20]]
+            if own in ("spec", "stack", "mixers", "ffns") and any(
+                model is not None and key in model.model_fields for model in models
+            ):
+                return title(family)
+        return next(
+            (section for section in _HOMES if section not in (own, "stack") and self._is_key_of(key, section)), ""
+        )
+
+    def _is_key_of(self, key: str, section: str) -> bool:
+        return any(key in model.model_fields for model in installed_models(section))
+
+    @cached_property
+    def _spec_keys(self) -> frozenset[str]:
+        model = model_at(self.root, ())
+        return frozenset(model.model_fields if model is not None else ()) - {
+            "name",
+            "description",
+            "mixers",
+            "ffns",
+            "stack",
+            "mtp",
+        }
+
+    def _misfit(self, home: str, path: Path) -> str:
+        """What else is wrong with a value that stands in the wrong section."""
+        model, node = model_at(self.root, (home,)), self.root.at(path)
+        if model is None or node is None:
+            return ""
+        for error in _errors_of(model, str(path[-1]), node):
+            if should := expected(error):
+                return f"; and should be {should} (found {found(node, number=error['type'] in ('int_type', 'float_type'))})"
+        return ""
+
+    def _quotient(self, node: Node) -> str:
+        heads = node.child("num_heads") or node.child("num_attention_heads")
+        width = self.root.at(("embedding", "hidden_size")) or self.root.child("hidden_size")
+        if heads is None or width is None:
+            return ""
+        top, bottom = width.value, heads.value
+        if not (isinstance(top, int) and isinstance(bottom, int)) or bottom < 1 or top < 1 or top % bottom:
+            return ""
+        return f" ({top} / {bottom} would be {top // bottom})"
+
+    def _key_line(self, path: Path) -> int:
+        parent = self.root.at(path[:-1])
+        return parent.key_mark(str(path[-1])).line if parent is not None else 0
+
+    def _cut_pattern(self, path: Path) -> str:
+        """The track before an unknown key without a value, where that key is a name: ``{mixer: kda*3, mla}``."""
+        node = self.root.at(path)
+        if len(path) != 2 or family_at(path[:-1]) != "stack" or node is None or node.value is not None:
+            return ""
+        key = str(path[-1])
+        family = next((f for f in ("mixer", "ffn") if key in getattr(self.root.child(f"{f}s"), "mapping", {})), "")
+        before = list(self.root.mapping[str(path[0])].mapping)
+        tracks = [name for name in before[: before.index(key)] if name in ("mixer", "ffn", "layers")]
+        return tracks[-1] if family and tracks else ""
+
+    def _comma(self, path: Path) -> tuple[str, str] | None:
+        track = self._cut_pattern(path)
+        if not track:
+            return None
+        stack = self.root.mapping[str(path[0])]
+        key = str(path[-1])
+        family = "a mixer" if key in getattr(self.root.child("mixers"), "mapping", {}) else "an ffn"
+        message = f"unknown key without a value. {key} is {family}, and a comma ends a value inside {{ }}"
+        first = stack.mapping[track].value
+        pattern = (
+            _whole(f"{first} {key}", getattr(stack.child("num_layers"), "value", None))
+            if isinstance(first, str)
+            else ""
+        )
+        return message, f"Did you mean {track}: {pattern}?" if pattern else ""
+
+
+def _whole(text: str, num_layers: Any) -> str:
+    """The pattern that was cut, repeated where that fills the layers."""
+    try:
+        items = parse(text)
+    except PatternError:
+        return ""
+    repeated = (Item(items, None),)
+    closed = all(item.count is not None for item in items)
+    if closed and isinstance(num_layers, int) and closed_length(items) != num_layers and copies(repeated, num_layers):
+        return written(repeated)
+    return written(items)
+
+
+def _errors_of(model: Model, key: str, node: Node) -> Iterator[Mapping[str, Any]]:
+    try:
+        model.model_validate({key: node.plain()})
+    except ValidationError as error:
+        yield from (found for found in error.errors(include_url=False) if found["loc"][:1] == (key,))

@@ -1,0 +1,19 @@
+"""How a validator states a mistake: a stable code, what is wrong, and what to do instead."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from archc.spec.nodes import Path
+
+
+def fault(message: str, suggestion: str = "", *, code: str = "value") -> PydanticCustomError:
+    """An error to raise inside a validator."""
+    return PydanticCustomError(code, "{message}", {"message": message, "suggestion": suggestion})  # pyright: ignore[reportArgumentType]
+
+
+def faults(title: str, found: list[tuple[Path, PydanticCustomError]]) -> ValidationError:
+    """Several errors, each at its own path; pydantic puts the path of the place they are raised at before them."""
+    details = [InitErrorDetails(type=error, loc=path, input=None) for path, error in found]
+    return ValidationError.from_exception_data(title, details)

@@ -1,0 +1,78 @@
+"""The base of every plugin kind: a frozen mapping of YAML keys, with rules across its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from archc.spec.faults import fault, faults
+from archc.spec.nodes import Path
+from archc.spec.values import Scale
+
+
+class Section(BaseModel):
+    """A mapping of the language: unknown keys are refused, nothing is converted, null means the default.
+
+    Strict but for two things YAML can't say: an integer is also a float, and a list is also a tuple.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    _tuples: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls._tuples = frozenset(name for name, field in cls.model_fields.items() if _holds_tuple(field.annotation))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        # An unknown key with null stays, to be refused.
+        known = {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
+        for key in cls._tuples & known.keys():
+            if isinstance(known[key], list):
+                known[key] = tuple(known[key])
+        return known
+
+
+class Kind(Section):
+    """One kind of a family: its fields are the YAML keys beside ``kind``.
+
+    ``family`` is stated by the family's base class; ``kind_name`` is the entry point's name, set when a slot loads the class.
+    """
+
+    family: ClassVar[str] = ""
+    kind_name: ClassVar[str] = ""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Mistakes across fields as (field, message); asked once the fields themselves are valid."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        found: list[tuple[Path, Any]] = [((name,), error) for name, error in self._scale_faults()]
+        if not found:
+            found = [((name,), fault(message, code="rule")) for name, message in self.rules()]
+        if found:
+            raise faults(type(self).__name__, found)
+        return self
+
+    def _scale_faults(self) -> Iterator[tuple[str, Any]]:
+        for name, value in self:
+            if isinstance(value, Scale) and (error := value.fault(self.numbers())) is not None:
+                yield name, error
+
+    def numbers(self) -> dict[str, float]:
+        """The numeric keys that hold a value: what a scale of this kind may name, beside ``hidden_size``."""
+        return {name: value for name, value in self if isinstance(value, int | float) and not isinstance(value, bool)}
+
+
+def _holds_tuple(annotation: Any) -> bool:
+    if annotation is tuple or get_origin(annotation) is tuple:
+        return True
+    return any(_holds_tuple(part) for part in get_args(annotation) if get_origin(annotation) not in (list, dict))

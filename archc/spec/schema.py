@@ -1,0 +1,117 @@
+"""The sections of a spec, and the layers they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from archc.spec.faults import fault, faults
+from archc.spec.kind import Section
+from archc.spec.patterns import MAX_LAYERS, joined
+from archc.spec.schedule import Found, LayerPlan, Names, check_names, check_stack, plans
+from archc.spec.slots import Slot
+from archc.spec.values import Dtype
+
+PLACED_SECTIONS = ("stack", "mtp")
+
+
+def _pattern_text(value: Any) -> Any:
+    text = joined(value)
+    if text is None:
+        raise fault("should be a pattern", code="pattern")
+    return " ".join(text.split())
+
+
+Pattern = Annotated[
+    str,
+    BeforeValidator(_pattern_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+"""A layer pattern as text. ``schedule`` judges it, since that takes the names and the number of layers."""
+
+
+class Stack(Section):
+    """Layers in a row. ``position``, ``norm`` and ``cache`` are the stack's own, None where the spec's hold.
+
+    ``final_norm`` is None where the block decides. ``block`` is never None in a valid spec: ``mtp`` takes the stack's.
+    """
+
+    num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    block: Annotated[Any, Slot("block")] = None
+    mixer: Pattern | None = None
+    ffn: Pattern | None = None
+    layers: Pattern | None = None
+    final_norm: bool | None = None
+    mask: Literal["causal"] = "causal"
+    position: Annotated[Any, Slot("position")] = None
+    norm: Annotated[Any, Slot("norm")] = None
+    cache: Annotated[Any, Slot("cache", default_kind="full", key="policy")] = None
+
+
+class Spec(Section):
+    """One architecture. Values of slots are instances of the installed kinds."""
+
+    spec_version: Literal[1]
+    name: Annotated[str, Field(min_length=1)]
+    description: str = ""
+    dtype: Dtype = "bfloat16"
+    max_position_embeddings: Annotated[int, Field(ge=1)] | None = None
+    tokenizer: Annotated[Any, Slot("tokenizer")]
+    embedding: Annotated[Any, Slot("embedding", default_kind="token")]
+    position: Annotated[Any, Slot("position")]
+    norm: Annotated[Any, Slot("norm")]
+    mixers: Annotated[dict[str, Annotated[Any, Slot("mixer")]], Field(min_length=1)]
+    ffns: dict[str, Annotated[Any, Slot("ffn")]] = Field(default_factory=dict)
+    stack: Stack
+    mtp: Stack | None = None
+    head: Annotated[Any, Slot("head", default_kind="lm")] = Field(default_factory=dict, validate_default=True)
+    cache: Annotated[Any, Slot("cache", default_kind="full", key="policy")] = Field(
+        default_factory=dict, validate_default=True
+    )
+
+    def schedule(self) -> tuple[LayerPlan, ...]:
+        """The stack's layers, first to last."""
+        return plans(self.stack.__dict__, self._names())
+
+    def mtp_schedule(self) -> tuple[LayerPlan, ...]:
+        """The multi-token-prediction layers; nothing without ``mtp``."""
+        return () if self.mtp is None else plans(self.mtp.__dict__, self._names())
+
+    def _names(self) -> Names:
+        return Names(tuple(self.mixers), tuple(self.ffns))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        found = list(check_layers(self.__dict__))
+        if found:
+            raise faults("Spec", found)
+        if self.mtp is not None and self.mtp.block is None:
+            # Frozen for its readers; this is still its making.
+            self.__dict__["mtp"] = self.mtp.model_copy(update={"block": self.stack.block})
+        return self
+
+
+def check_layers(spec: Mapping[str, Any]) -> Iterator[Found]:
+    """Mistakes in names and patterns, for a valid spec's fields as well as for plain data that may hold anything."""
+    mixers, ffns = (_keys(spec.get(section)) for section in ("mixers", "ffns"))
+    names = Names(mixers, ffns)
+    sections = {section: _plain(spec.get(section)) for section in PLACED_SECTIONS}
+    yield from check_names(names)
+    stack = sections.get("stack")
+    if isinstance(stack, Mapping) and stack.get("block") is None:
+        yield ("stack", "block"), PydanticCustomError("missing", "block is required")
+    for section in PLACED_SECTIONS:
+        stack = sections.get(section)
+        if isinstance(stack, Mapping) and mixers:
+            yield from check_stack(section, stack, names)
+
+
+def _plain(stack: Any) -> Any:
+    return stack.__dict__ if isinstance(stack, Stack) else stack
+
+
+def _keys(value: Any) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, Mapping) else ()

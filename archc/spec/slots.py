@@ -1,0 +1,101 @@
+"""A field that holds some kind of a family: ``Annotated[Any, Slot("position")]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import core_schema
+
+from archc import registry
+from archc.errors import PluginError
+from archc.spec.faults import fault
+from archc.spec.kind import Kind
+from archc.spec.near import nearest
+from archc.spec.scalars import shortened
+
+
+class Slot:
+    """Takes an instance, a mapping that names its kind under ``key``, or the bare name, and gives an instance of that kind.
+
+    A mapping without the key is of ``default_kind``; without one, the kind must be stated.
+    """
+
+    __slots__ = ("default_kind", "family", "key")
+
+    def __init__(self, family: str, *, default_kind: str | None = None, key: str = "kind") -> None:
+        self.family = family
+        self.default_kind = default_kind
+        self.key = key
+
+    def validate(self, value: Any) -> Any:
+        """The kind that ``value`` describes; None (a field left to its default) stays.
+
+        Raises:
+            PydanticCustomError: no kind is named, or none that is installed.
+            ValidationError: the kind refuses its keys.
+        """
+        if value is None:
+            return None
+        if isinstance(value, Kind):
+            if value.family and value.family != self.family:
+                raise fault(f"should be a {self.family} (found a {value.family})", code="slot")
+            return value
+        name = self.name_in(value)
+        if isinstance(value, Mapping):
+            return self.load(name).model_validate({key: item for key, item in value.items() if key != self.key})
+        return self.load(name).model_validate({})
+
+    def name_in(self, value: Any) -> str:
+        """The kind that a mapping or a bare name states.
+
+        Raises:
+            PydanticCustomError: it states none.
+        """
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, Mapping):
+            raise fault(f"should be a {self.family}: a mapping with its {self.key}, or the bare name", code="slot")
+        name = value.get(self.key, self.default_kind)
+        if name is None:
+            raise fault(f"{self.key} is required", self._offer(), code="kind_missing")
+        if not isinstance(name, str):
+            raise fault(f"should be the name of a {self.family}", self._offer(), code="kind_name")
+        return name
+
+    def load(self, name: str) -> type[Kind]:
+        """The class of an installed kind, with its ``kind_name`` set.
+
+        Raises:
+            PydanticCustomError: no such kind is installed.
+            PluginError: it is installed, but broken.
+        """
+        found = registry.find(self.family, name)
+        if found is None:
+            near = nearest(name, registry.names(self.family))
+            meant = f"Did you mean {near}? " if near else ""
+            raise fault(
+                f"unknown {self.family} (found {shortened(name)})", f"{meant}{self._offer()}", code="kind_unknown"
+            )
+        if not (isinstance(found, type) and issubclass(found, Kind)):
+            raise PluginError(f"{self.family} {name!r} is no subclass of archc.spec.kind.Kind")
+        if found.kind_name != name:
+            if found.kind_name and registry.find(self.family, found.kind_name) is found:
+                raise PluginError(
+                    f"{found.__name__} is registered as {found.kind_name!r} and as {name!r}; one class is one kind"
+                )
+            found.kind_name = name
+        return found
+
+    def _offer(self) -> str:
+        return f"Installed: {', '.join(registry.names(self.family)) or 'none'}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.validate)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        # Kinds hold slots that hold kinds, so ``json_schema`` writes each family once and replaces this by a reference to it.
+        return {"x-archc-slot": {"family": self.family, "default_kind": self.default_kind, "key": self.key}}
