@@ -1,0 +1,143 @@
+"""What a model costs at one batch and one length: the whole of ``archc estimate``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from archc.errors import ArchcError
+from archc.estimate.cache import Cache, CacheOptions, measure_cache
+from archc.estimate.conventions import CONVENTIONS
+from archc.estimate.flops import Flops, count_flops
+from archc.estimate.parameters import Parameters, Weights, count_parameters, count_weight_bytes
+from archc.estimate.placed import place
+from archc.expand import expand
+from archc.graph.graph import Graph
+from archc.spec.load import load_spec
+from archc.spec.schema import Spec
+from archc.units import DTYPE_BITS, dtype_name
+
+DEFAULT_LENGTH_TOKENS = 4096
+"""Length of an estimate when neither the caller nor the spec states one."""
+
+DEFAULT_BLOCK_SIZE_TOKENS = 16
+"""Tokens a block of a paged cache, vLLM's default."""
+
+
+@dataclass(slots=True)
+class Estimate:
+    """All costs of a model, with the options that they hold for. Names of quantities end in their unit."""
+
+    name: str
+    dtype: str
+    kv_cache_dtype: str | None
+    batch_size: int
+    max_model_len: int
+    block_size_tokens: int
+    layers: dict[str, int]
+    parameters: Parameters
+    weights: Weights
+    cache: Cache
+    flops: Flops
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; every number is an integer."""
+        return {
+            "name": self.name,
+            "options": {
+                "dtype": self.dtype,
+                "kv_cache_dtype": self.kv_cache_dtype,
+                "batch_size": self.batch_size,
+                "max_model_len": self.max_model_len,
+                "block_size": self.block_size_tokens,
+            },
+            "parameters": self.parameters.to_json(),
+            "weights": self.weights.to_json(),
+            "cache": self.cache.to_json(),
+            "flops": self.flops.to_json(),
+            "layers": self._layers(),
+            "conventions": CONVENTIONS,
+        }
+
+    def _layers(self) -> list[dict[str, Any]]:
+        """One entry a layer kind, in order of first use."""
+        rows: list[dict[str, Any]] = []
+        for label, count in self.layers.items():
+            cache = self.cache.by_layer[label]
+            rows.append(
+                {
+                    "name": label,
+                    "layers": count,
+                    "parameters": self.parameters.by_layer.get(label, 0),
+                    "active_parameters": self.parameters.active_by_layer.get(label, 0),
+                    "bytes_per_token": cache.bytes_per_token,
+                    "window_tokens": cache.window,
+                    "state_bytes_per_sequence": cache.recurrent_bytes_per_sequence
+                    + cache.convolution_bytes_per_sequence,
+                    "used_bytes": cache.used_bytes,
+                    "flops": self.flops.by_layer.get(label, {}),
+                }
+            )
+        return rows
+
+
+def estimate(
+    spec_or_graph: Spec | Graph | str | PathLike[str],
+    *,
+    batch_size: int = 1,
+    max_model_len: int | None = None,
+    dtype: str | None = None,
+    kv_cache_dtype: str | None = None,
+    block_size: int = DEFAULT_BLOCK_SIZE_TOKENS,
+) -> Estimate:
+    """Parameters, weight bytes, cache bytes and FLOPs of a spec, a graph, a file or a shipped name.
+
+    ``max_model_len`` tokens default to the spec's ``max_position_embeddings``; ``dtype`` and ``kv_cache_dtype`` may be
+    short (``bf16``); ``block_size`` is in tokens.
+
+    Raises:
+        ArchcError: the spec has problems, or an option is no dtype or not positive.
+    """
+    graph = _graph(spec_or_graph)
+    length = max_model_len or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
+    for name, value in (("batch_size", batch_size), ("max_model_len", length), ("block_size", block_size)):
+        if value < 1:
+            raise ArchcError(f"{name} should be at least 1 (found {value})")
+    model_dtype = graph.dtype if dtype is None else _dtype("dtype", dtype)
+    kv_dtype = None if kv_cache_dtype is None else _dtype("kv_cache_dtype", kv_cache_dtype)
+    placement = place(graph)
+    parameters = count_parameters(placement)
+    weights = count_weight_bytes(placement, model_dtype)
+    if graph.mtp is not None:
+        extra = place(graph.mtp)
+        parameters.mtp = count_parameters(extra).total
+        weights.mtp_bytes = count_weight_bytes(extra, model_dtype).bytes
+    options = CacheOptions(model_dtype, kv_dtype, batch_size, length, block_size)
+    return Estimate(
+        name=graph.name,
+        dtype=model_dtype,
+        kv_cache_dtype=kv_dtype,
+        batch_size=batch_size,
+        max_model_len=length,
+        block_size_tokens=block_size,
+        layers=placement.layers,
+        parameters=parameters,
+        weights=weights,
+        cache=measure_cache(graph, placement, options),
+        flops=count_flops(placement, batch_size=batch_size, max_model_len=length),
+    )
+
+
+def _graph(source: Spec | Graph | str | PathLike[str]) -> Graph:
+    if isinstance(source, Graph):
+        return source
+    return expand(source if isinstance(source, Spec) else load_spec(Path(source)))
+
+
+def _dtype(option: str, text: str) -> str:
+    name = dtype_name(text)
+    if name not in DTYPE_BITS:
+        raise ArchcError(f"{option} {text!r} is unknown; known: {', '.join(DTYPE_BITS)}")
+    return name

@@ -1,0 +1,100 @@
+"""FLOPs of a prefill, a decode step and a training step, symbolic first: a number is its formula at given sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from archc.estimate.placed import Part, Placed, Placement
+from archc.ir.op import Form, Pairs
+from archc.ir.size import Dim, evaluate
+
+PAIRS: tuple[Pairs, ...] = ("needed", "dense")
+
+BACKWARD = 2
+"""FLOPs of the backward pass over those of the forward one: a gradient of the input and one of the weight per product."""
+
+Key = TypeVar("Key")
+
+
+@dataclass(slots=True)
+class Flops:
+    """Closed forms in ``batch``, ``seq`` and ``past``, and their numbers at one batch and one length.
+
+    Keys of the dictionaries: ``prefill``, ``prefill_chunk``, ``decode``, ``train_step``, each also with ``_dense``.
+    """
+
+    formulas: dict[str, Dim]
+    numbers: dict[str, int]
+    by_part: dict[Part, dict[str, int]]
+    by_layer: dict[str, dict[str, int]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers, then ``formula`` as texts and ``by_part`` (needed pairs)."""
+        parts = {".".join(part): numbers for part, numbers in self.by_part.items()}
+        return {
+            **self.numbers,
+            "formula": {name: str(formula) for name, formula in self.formulas.items()},
+            "by_part": parts,
+        }
+
+
+class _Sums:
+    """Forward polynomials of a set of nodes, by form, apart for what comes after the last layer."""
+
+    __slots__ = ("layers", "readout")
+
+    def __init__(self) -> None:
+        self.layers: dict[Form, Dim] = {"many": 0, "few": 0}
+        self.readout: dict[Form, Dim] = {"many": 0, "few": 0}
+
+    def add(self, placed: Placed, form: Form, flops: Dim) -> None:
+        side = self.readout if placed.is_readout else self.layers
+        side[form] = side[form] + flops
+
+    def formulas(self) -> dict[str, Dim]:
+        """The four quantities, symbolic."""
+        many, few = self.layers["many"], self.layers["few"]
+        chunk = many + _substitute(self.readout["many"], {"seq": 1})
+        return {
+            "prefill": _substitute(chunk, {"past": 0}),
+            "prefill_chunk": chunk,
+            "decode": _substitute(few + self.readout["few"], {"seq": 1}),
+            "train_step": _substitute(many + self.readout["many"], {"past": 0}) * (1 + BACKWARD),
+        }
+
+
+def _substitute(flops: Dim, env: dict[str, Dim]) -> Dim:
+    return flops if isinstance(flops, int) else flops.substitute(env)
+
+
+def count_flops(placement: Placement, *, batch_size: int, max_model_len: int) -> Flops:
+    """Costs of every distinct node, times how often it runs."""
+    formulas: dict[str, Dim] = {}
+    parts: dict[Part, _Sums] = {}
+    layers: dict[str, _Sums] = {}
+    for pairs in PAIRS:
+        total = _Sums()
+        for placed in placement.nodes:
+            types = [value.type for value in placed.node.inputs]
+            for form in ("many", "few"):
+                flops = placed.node.op.flops(types, form, pairs)
+                if flops == 0:
+                    continue
+                flops = flops * placed.count
+                total.add(placed, form, flops)
+                if pairs == "needed":
+                    parts.setdefault(placed.part, _Sums()).add(placed, form, flops)
+                    layers.setdefault(placed.layer, _Sums()).add(placed, form, flops)
+        suffix = "" if pairs == "needed" else "_dense"
+        formulas.update({f"{name}{suffix}": formula for name, formula in total.formulas().items()})
+    sizes = {"batch": batch_size, "seq": max_model_len, "past": max_model_len - 1}
+    numbers = {name: evaluate(formula, sizes) for name, formula in formulas.items() if "chunk" not in name}
+    return Flops(formulas, numbers, _at(parts, sizes), _at(layers, sizes))
+
+
+def _at(sums: dict[Key, _Sums], sizes: dict[str, int]) -> dict[Key, dict[str, int]]:
+    return {
+        key: {name: evaluate(formula, sizes) for name, formula in found.formulas().items() if name != "prefill_chunk"}
+        for key, found in sums.items()
+    }

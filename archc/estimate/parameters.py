@@ -1,0 +1,118 @@
+"""Parameters and weight bytes. A tied weight is one weight; untrainable ones (correction biases) are bytes, not parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from archc.estimate.placed import Part, Placed, Placement
+from archc.graph.graph import resolve_dtype
+from archc.ir.values import Param
+from archc.units import tensor_bytes
+
+
+@dataclass(slots=True)
+class Parameters:
+    """Counts of elements. ``total`` leaves out ``mtp`` (extra prediction layers) and ``untrainable`` (saved buffers)."""
+
+    total: int = 0
+    active: int = 0
+    embedding: int = 0
+    untrainable: int = 0
+    mtp: int = 0
+    by_part: dict[Part, int] = field(default_factory=dict)
+    by_layer: dict[str, int] = field(default_factory=dict)
+    active_by_layer: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def non_embedding(self) -> int:
+        """All but what comes before the first layer; an untied head is in."""
+        return self.total - self.embedding
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as plain data; ``by_part`` sums to ``total``."""
+        return {
+            "total": self.total,
+            "active": self.active,
+            "embedding": self.embedding,
+            "non_embedding": self.non_embedding,
+            "untrainable": self.untrainable,
+            "mtp": self.mtp,
+            "by_part": nested(self.by_part),
+        }
+
+
+@dataclass(slots=True)
+class Weights:
+    """Bytes of the weights as stored, saved buffers included; ``mtp_bytes`` are apart."""
+
+    bytes: int = 0
+    mtp_bytes: int = 0
+    by_dtype: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"bytes": self.bytes, "mtp_bytes": self.mtp_bytes, "by_dtype": self.by_dtype}
+
+
+def count_parameters(placement: Placement) -> Parameters:
+    """Elements of the weights that training moves, and of the saved buffers beside them."""
+    counts = Parameters()
+    for placed, role, param in _weights(placement):
+        elements = param.elements * placed.count
+        if not param.trainable:
+            counts.untrainable += elements
+            continue
+        active = placed.node.op.active_elements(role, param) * placed.count
+        counts.total += elements
+        counts.active += active
+        counts.by_part[placed.part] = counts.by_part.get(placed.part, 0) + elements
+        counts.by_layer[placed.layer] = counts.by_layer.get(placed.layer, 0) + elements
+        counts.active_by_layer[placed.layer] = counts.active_by_layer.get(placed.layer, 0) + active
+        if placed.part[0] == "embedding":
+            counts.embedding += elements
+    return counts
+
+
+def count_weight_bytes(placement: Placement, dtype: str) -> Weights:
+    """Bytes of the weights in ``dtype``; those whose dtype is fixed keep their own."""
+    weights = Weights()
+    for placed, _, param in _weights(placement):
+        own = resolve_dtype(param.dtype, dtype)
+        count_bytes = tensor_bytes(param.elements, own) * placed.count
+        weights.bytes += count_bytes
+        weights.by_dtype[own] = weights.by_dtype.get(own, 0) + count_bytes
+    return weights
+
+
+def _weights(placement: Placement) -> Iterator[tuple[Placed, str, Param]]:
+    """Each weight once, where it is first used."""
+    seen: set[int] = set()
+    for placed in placement.nodes:
+        for role, param in placed.node.params.items():
+            if id(param) not in seen:
+                seen.add(id(param))
+                yield placed, role, param
+
+
+def nested(flat: dict[Part, int]) -> dict[str, Any]:
+    """``("ffn", "moe", "router")`` as dictionaries inside each other.
+
+    A part that has both a number of its own and parts below keeps its own under ``own``.
+    """
+    tree: dict[str, Any] = {}
+    for part, number in flat.items():
+        if not number:
+            continue
+        at = tree
+        for name in part[:-1]:
+            inner = at.get(name)
+            if not isinstance(inner, dict):
+                inner = at[name] = {} if inner is None else {"own": inner}
+            at = inner
+        if isinstance(at.get(part[-1]), dict):
+            at = at[part[-1]]
+            at["own"] = at.get("own", 0) + number
+        else:
+            at[part[-1]] = at.get(part[-1], 0) + number
+    return tree

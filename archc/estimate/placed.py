@@ -1,0 +1,97 @@
+"""Every distinct node of a graph once, with how often it runs, the part of the model it belongs to, and its layer kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from archc.graph.graph import Graph
+from archc.ir.values import Body, Call, Node
+
+LAYERS = "layers."
+"""Scopes of the root that start so are the layers; what comes before them embeds, what comes after them reads out."""
+
+Part = tuple[str, ...]
+"""Where a cost belongs: ``("embedding",)``, ``("mixer", "kda")``, ``("ffn", "moe", "router")``."""
+
+
+@dataclass(slots=True)
+class Placed:
+    """One distinct node: it runs ``count`` times, in the layers called ``layer`` (empty outside the layers)."""
+
+    node: Node
+    count: int
+    part: Part
+    layer: str
+    is_readout: bool
+    """Comes after the last layer, so a prefill needs it for one token only."""
+
+
+@dataclass(slots=True)
+class Placement:
+    """A graph as a list of distinct nodes. ``layers`` counts layer kinds, ``scopes`` counts mixers and ffns by part."""
+
+    nodes: list[Placed]
+    layers: dict[str, int]
+    scopes: dict[Part, int]
+
+
+def place(graph: Graph) -> Placement:
+    """The distinct nodes of a graph; layers that share a body are visited once, so 10,000 layers cost as much as one."""
+    found = Placement([], {}, {})
+    bodies: dict[Body, int] = {}
+    for call in graph.root.calls():
+        if call.name.startswith(LAYERS):
+            bodies[call.body] = bodies.get(call.body, 0) + 1
+            found.layers[call.body.label] = found.layers.get(call.body.label, 0) + 1
+    layers_left = sum(bodies.values())
+    has_layers = layers_left > 0
+    seen: set[Body] = set()
+    for item in graph.root.items:
+        is_readout = has_layers and layers_left == 0
+        outer = ("head",) if is_readout else ("embedding",)
+        if isinstance(item, Node):
+            found.nodes.append(Placed(item, 1, _node_part(item, outer), "", is_readout))
+        elif item.name.startswith(LAYERS):
+            layers_left -= 1
+            if item.body not in seen:
+                seen.add(item.body)
+                _visit_layer(found, item.body, bodies[item.body])
+        else:
+            _visit(found, item.body, 1, outer, "", is_readout=is_readout)
+    return found
+
+
+def _node_part(node: Node, outer: Part) -> Part:
+    return ("norm",) if node.op.op_name.endswith("_norm") else outer
+
+
+def _visit_layer(found: Placement, body: Body, count: int) -> None:
+    """Norms around the branches are norms, mixers and ffns go by their names, and the rest is the block's own."""
+    for item in body.items:
+        if isinstance(item, Node):
+            found.nodes.append(Placed(item, count, _node_part(item, ("block",)), body.label, False))
+        else:
+            part = (item.body.part, item.body.label) if item.body.part else ("block", item.name)
+            found.scopes[part] = found.scopes.get(part, 0) + count
+            _visit(found, item.body, count, part, body.label, is_readout=False)
+
+
+def _visit(found: Placement, body: Body, count: int, part: Part, layer: str, *, is_readout: bool) -> None:
+    """A body's nodes under one part, or split by the names of its scopes and ops when it mixes several branches."""
+    is_split = len(part) == 2 and _has_branches(body)
+    for item in body.items:
+        inner = (*part, item.name) if is_split and item.name else part
+        if isinstance(item, Call):
+            _visit(found, item.body, count, inner, layer, is_readout=is_readout)
+        else:
+            found.nodes.append(Placed(item, count, inner, layer, is_readout))
+
+
+def _has_branches(body: Body) -> bool:
+    """Whether a body has scopes of its own, or weights that a token uses only in part (routed experts)."""
+    for item in body.items:
+        if isinstance(item, Call):
+            return True
+        if any(item.op.active_elements(role, param) != param.elements for role, param in item.params.items()):
+            return True
+    return False
