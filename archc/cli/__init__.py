@@ -1,1 +1,1 @@
-"""TODO-doc"""
+"""The command line: one file per command, each imported only when it is asked for."""

@@ -25,7 +25,7 @@ class CacheKind:
     name: str
     part: Part
     layers: int
-    ops: list[str] = field(default_factory=list)
+    ops: list[str] = field(default_factory=list[str])
     window: int | None = None
     bytes_per_token: int = 0
     bytes_per_token_below_windows: int = 0

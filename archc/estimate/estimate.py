@@ -73,6 +73,7 @@ class Estimate:
                     "parameters": self.parameters.by_layer.get(label, 0),
                     "active_parameters": self.parameters.active_by_layer.get(label, 0),
                     "bytes_per_token": cache.bytes_per_token,
+                    "bytes_per_token_below_windows": cache.bytes_per_token_below_windows,
                     "window_tokens": cache.window,
                     "state_bytes_per_sequence": cache.recurrent_bytes_per_sequence
                     + cache.convolution_bytes_per_sequence,

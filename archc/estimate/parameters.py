@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from archc.estimate.placed import Part, Placed, Placement
 from archc.graph.graph import resolve_dtype
@@ -21,9 +21,9 @@ class Parameters:
     embedding: int = 0
     untrainable: int = 0
     mtp: int = 0
-    by_part: dict[Part, int] = field(default_factory=dict)
-    by_layer: dict[str, int] = field(default_factory=dict)
-    active_by_layer: dict[str, int] = field(default_factory=dict)
+    by_part: dict[Part, int] = field(default_factory=dict[Part, int])
+    by_layer: dict[str, int] = field(default_factory=dict[str, int])
+    active_by_layer: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def non_embedding(self) -> int:
@@ -49,7 +49,7 @@ class Weights:
 
     bytes: int = 0
     mtp_bytes: int = 0
-    by_dtype: dict[str, int] = field(default_factory=dict)
+    by_dtype: dict[str, int] = field(default_factory=dict[str, int])
 
     def to_json(self) -> dict[str, Any]:
         return {"bytes": self.bytes, "mtp_bytes": self.mtp_bytes, "by_dtype": self.by_dtype}
@@ -102,17 +102,17 @@ def nested(flat: dict[Part, int]) -> dict[str, Any]:
     """
     tree: dict[str, Any] = {}
     for part, number in flat.items():
-        if not number:
-            continue
-        at = tree
-        for name in part[:-1]:
-            inner = at.get(name)
-            if not isinstance(inner, dict):
-                inner = at[name] = {} if inner is None else {"own": inner}
-            at = inner
-        if isinstance(at.get(part[-1]), dict):
-            at = at[part[-1]]
-            at["own"] = at.get("own", 0) + number
-        else:
-            at[part[-1]] = at.get(part[-1], 0) + number
+        if number:
+            _put(tree, part, number)
     return tree
+
+
+def _put(tree: dict[str, Any], part: Part, number: int) -> None:
+    name, rest = part[0], part[1:]
+    known = tree.get(name)
+    if not rest and not isinstance(known, dict):
+        tree[name] = number if known is None else known + number
+        return
+    inner = cast("dict[str, Any]", known) if isinstance(known, dict) else {} if known is None else {"own": known}
+    tree[name] = inner
+    _put(inner, rest or ("own",), number)

@@ -1,0 +1,61 @@
+"""``archc estimate``."""
+
+from __future__ import annotations
+
+import click
+
+from archc.cli.options import (
+    Command,
+    dtype_option,
+    json_option,
+    max_model_len_option,
+    print_json,
+    set_option,
+    spec_argument,
+)
+
+
+@click.command("estimate", cls=Command)
+@spec_argument
+@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Sequences at once.")
+@max_model_len_option
+@dtype_option("--dtype", text="dtype of the weights. Default: the spec's.")
+@dtype_option("--kv-cache-dtype", text="dtype of keys, values, latents, convolution columns. Default: the spec's.")
+@click.option(
+    "--block-size",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    metavar="TOKENS",
+    help="Tokens a block of a paged cache.",
+)
+@set_option
+@json_option
+def command(
+    spec: str,
+    batch_size: int,
+    max_model_len: int | None,
+    dtype: str | None,
+    kv_cache_dtype: str | None,
+    block_size: int,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Parameters, weight and cache bytes, and FLOPs of SPEC (a file or a shipped name), exactly, without torch."""
+    from archc.estimate.estimate import estimate
+    from archc.spec.load import load_spec
+
+    found = estimate(
+        load_spec(spec, overrides),
+        batch_size=batch_size,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
+    )
+    if as_json:
+        print_json(found.to_json())
+        return
+    from archc.cli.estimate_text import print_estimate
+
+    print_estimate(found)

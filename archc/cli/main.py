@@ -1,0 +1,60 @@
+"""The entry point. It knows the commands by name and one line each, and imports the one that is invoked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from archc._version import __version__
+
+COMMANDS = {
+    "estimate": "Parameters, weight and cache bytes, and FLOPs of a spec.",
+    "show": "The layers that a spec describes, the merged spec, or its lockfile.",
+    "validate": "Check spec files and print every problem.",
+    "build": "A PyTorch model: its module tree, or its files.",
+    "export": "A fused ONNX model.",
+    "schema": "The JSON Schema of specs, for editors.",
+    "plugins": "The kinds, ops and exporters that are installed.",
+}
+"""Command -> its one line. The module archc.cli.<command> holds it as ``command``."""
+
+
+class LazyGroup(click.Group):
+    """A group that lists its commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return import_module(f"archc.cli.{cmd_name}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="archc", message="%(prog)s %(version)s")
+def archc() -> None:
+    """A compiler for model architectures: one YAML spec becomes exact costs, a PyTorch model and a fused ONNX file.
+
+    Exit codes: 0 done, 1 a check failed, 2 the spec or the command line has problems.
+    """
+
+
+def run() -> None:
+    """Run the command line; a reader that closes the pipe early is no error."""
+    try:
+        try:
+            archc()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer would fail again when the interpreter closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

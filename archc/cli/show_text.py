@@ -1,0 +1,78 @@
+"""The layers of a spec, runs of equal ones on one line, and the parameters of each part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from archc.cli.table import print_heading, print_pairs, print_table
+from archc.estimate.estimate import Estimate, estimate
+from archc.spec.schedule import LayerPlan
+from archc.spec.schema import Spec
+
+
+def show_json(spec: Spec) -> dict[str, Any]:
+    """The layers one by one, and the parameters by part."""
+    found = estimate(spec)
+    return {
+        "name": spec.name,
+        "description": spec.description,
+        "layers": _layers_json(spec.schedule()),
+        "mtp": _layers_json(spec.mtp_schedule()),
+        "parameters": found.parameters.to_json(),
+    }
+
+
+def print_layers(spec: Spec) -> None:
+    """The layer list and the parameter table."""
+    found = estimate(spec)
+    click.secho(spec.name, bold=True, nl=False)
+    click.echo(f": {spec.description}" if spec.description else "")
+    hidden_size = spec.embedding.hidden_size
+    click.echo(f"hidden size {hidden_size:,}, {spec.stack.num_layers:,} layers, {spec.dtype}")
+    _print_schedule("layers", spec.schedule(), spec)
+    if spec.mtp is not None:
+        _print_schedule("mtp layers (counted apart)", spec.mtp_schedule(), spec)
+    _print_parts(found)
+
+
+def _print_schedule(heading: str, plans: tuple[LayerPlan, ...], spec: Spec) -> None:
+    print_heading(heading)
+    rows: list[tuple[str, ...]] = []
+    for first, last, plan in runs(plans):
+        index = str(first) if first == last else f"{first}-{last}"
+        rows.append(
+            (index, str(last - first + 1), _described(plan.mixer, spec.mixers), _described(plan.ffn, spec.ffns))
+        )
+    print_table(("layer", "count", "mixer", "ffn"), rows, left=4)
+
+
+def _print_parts(found: Estimate) -> None:
+    counts = found.parameters
+    print_heading("parameters")
+    rows = [(".".join(part), f"{n:,}", f"{n / counts.total:.2%}") for part, n in counts.by_part.items()]
+    print_pairs([*rows, ("total", f"{counts.total:,}", ""), ("active a token", f"{counts.active:,}", "")])
+
+
+def runs(plans: tuple[LayerPlan, ...]) -> list[tuple[int, int, LayerPlan]]:
+    """(first, last, plan) of every run of equal layers, counted from 0."""
+    found: list[tuple[int, int, LayerPlan]] = []
+    for index, plan in enumerate(plans):
+        if found and found[-1][2] == plan:
+            found[-1] = (found[-1][0], index, plan)
+        else:
+            found.append((index, index, plan))
+    return found
+
+
+def _layers_json(plans: tuple[LayerPlan, ...]) -> list[dict[str, Any]]:
+    return [{"layer": index, "mixer": plan.mixer, "ffn": plan.ffn} for index, plan in enumerate(plans)]
+
+
+def _described(name: str | None, kinds: dict[str, Any]) -> str:
+    """The name that a spec gives, with the kind where it is another word."""
+    if name is None:
+        return "-"
+    kind: str = kinds[name].kind_name
+    return name if name == kind else f"{name} ({kind})"

@@ -1,0 +1,59 @@
+"""Aligned text, or a rich table where stdout is a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from archc.cli.options import stdout_is_terminal
+
+Row = Sequence[str]
+
+
+def print_heading(text: str) -> None:
+    """A line above a table, bold where that is possible."""
+    click.echo()
+    click.secho(text, bold=True)
+
+
+def print_table(columns: Row, rows: Sequence[Row], *, left: int = 1) -> None:
+    """Rows under their column names; the first ``left`` columns are aligned left, numbers right."""
+    if stdout_is_terminal():
+        _print_rich(columns, rows, left)
+        return
+    for line in aligned([columns, *rows], left=left):
+        click.echo(f"  {line}")
+
+
+def print_pairs(rows: Sequence[Row], *, left: int = 1) -> None:
+    """Rows without column names, aligned."""
+    for line in aligned(rows, left=left):
+        click.echo(f"  {line}")
+
+
+def aligned(rows: Sequence[Row], *, left: int) -> list[str]:
+    """The rows as lines, two spaces between columns, nothing at line ends."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _print_rich(columns: Row, rows: Sequence[Row], left: int) -> None:
+    # The one import that only a terminal pays for.
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < left else "right", no_wrap=i < left)
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
