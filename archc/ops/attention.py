@@ -11,15 +11,18 @@ from archc.ir.size import BATCH, CAPACITY, PAST, SEQ, TOTAL, Dim, ceil_div, mini
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
 
 
-def causal_pairs_twice(pairs: Pairs, *, window: int | None = None, chunk: int | None = None) -> Dim:
+def causal_pairs_twice(
+    pairs: Pairs, form: Form = "many", *, window: int | None = None, chunk: int | None = None
+) -> Dim:
     """Twice the number of query-key pairs of ``seq`` new tokens over ``past`` cached ones (twice, to stay an integer).
 
     ``needed`` sums what the causal mask, the window or the chunk lets through: the first n tokens together see
     n(n+1)/2 keys, at most W each with a window, only their own chunk with a chunk. ``dense`` is the rectangle of new
-    tokens times the rows that are read: all of them, or what the ring holds plus the new ones.
+    tokens times the rows that are read: all of them, or what the ring holds plus the new ones. One token (``few``)
+    over a ring reads just what it needs.
     """
     reach = window or chunk
-    if pairs == "dense":
+    if pairs == "dense" and not (form == "few" and reach):
         return SEQ * 2 * (TOTAL if reach is None else minimum(PAST, reach) + SEQ)
     if reach is None:
         return PAST * SEQ * 2 + SEQ * SEQ + SEQ
@@ -93,7 +96,7 @@ class Attention(Op):
         return {"key": state("key", self.key_dim), "value": state("value", self.value_dim)}
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
-        twice = causal_pairs_twice(pairs, window=self.window, chunk=self.chunk)
+        twice = causal_pairs_twice(pairs, form, window=self.window, chunk=self.chunk)
         return BATCH * twice * (self.num_heads * (self.key_dim + self.value_dim))
 
 

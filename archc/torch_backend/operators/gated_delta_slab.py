@@ -47,13 +47,13 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """An uninitialised contiguous tensor of that shape, over the memory the name last had."""
+        """A contiguous tensor of that shape over the memory the name last had; zeros where nothing was written yet."""
         size = 1
         for length in shape:
             size *= length
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[name] = torch.empty(size, device=self.device, dtype=self.dtype)
+            buffer = self._buffers[name] = torch.zeros(size, device=self.device, dtype=self.dtype)
         return buffer[:size].view(shape)
 
 
@@ -78,6 +78,17 @@ def store(source_LBHCD: Tensor, target_BSHD: Tensor) -> None:
         chunks.copy_(source_LBHCD[:full].permute(1, 0, 3, 2, 4))
     if rest:
         target_BSHD[:, full * rows :].copy_(source_LBHCD[full, :, :, :rest].transpose(1, 2))
+
+
+def _corners(matrices: Tensor, h: int) -> Tensor:
+    """The lower left corners (N, C / 2h, h, .., h) of the diagonal blocks of 2h rows, in place, of (N, C, .., C)."""
+    count, size = matrices.shape[:2]
+    per_matrix, per_row, *middle, per_column = matrices.stride()
+    return matrices.as_strided(
+        (count, size // (2 * h), h, *matrices.shape[2:-1], h),
+        (per_matrix, 2 * h * (per_row + per_column), per_row, *middle, per_column),
+        matrices.storage_offset() + h * per_row,
+    )
 
 
 class Slab:
@@ -133,39 +144,35 @@ class Slab:
         suffix[:, 0] *= prefix[:, 1, -1:]
         prefix[:, 1] *= prefix[:, 0, -1:]
 
-    def _merge_blocks(self, name: str, old: Tensor, h: int) -> Tensor:
-        """Blocks (n, 2, h, h) on the diagonal of new ones (n, 2h, 2h), whose lower left corner is left to fill."""
-        new = self.space(f"{name}{2 * h}", old.shape[0], 2 * h, 2 * h)
-        new[:, :h, :h] = old[:, 0]
-        new[:, h:, h:] = old[:, 1]
-        new[:, :h, h:] = 0
-        return new
-
     def _scores(self) -> None:
-        """Leaves Q and T, both (N, C, C), and the products of the whole chunk."""
+        """Leaves Q and T, both (N, C, C), and the products of the whole chunk.
+
+        Entries above the diagonals are never written: the workspace starts as zeros.
+        """
         self._restart_products()
         space, q_NCK = self.space, self.qb_NC2K[:, :, 0]
         product_NCK = torch.mul(q_NCK, self.k_NCK, out=space("temporary", *self.k_NCK.shape))
-        scores = torch.sum(product_NCK, -1, out=space("Q1", self.N, CHUNK))
-        inverse = space("T1", self.N, CHUNK).fill_(1)
+        self.Q_NCC = space("Q", self.N, CHUNK, CHUNK)
+        self.Q_NCC.diagonal(dim1=1, dim2=2).copy_(product_NCK.sum(-1))
+        inverse = space("T1", self.N * CHUNK, 1, 1).fill_(1)
         h = 1
         while h < CHUNK:
             n = self.N * CHUNK // (2 * h)
             rows, columns = self._pair(h)
             corner = torch.bmm(rows, columns.transpose(1, 2), out=space("corner", n, 2 * h, h)).view(n, h, 2, h)
-            old = inverse.view(n, 2, h, h)
-            scores = self._merge_blocks("Q", scores.view(n, 2, h, h), h)
-            scores[:, h:, :h] = corner[:, :, 0]
-            inverse = self._merge_blocks("T", old, h)
+            _corners(self.Q_NCC, h).copy_(corner[:, :, 0].view(self.N, -1, h, h))
+            earlier, later = inverse.view(n, 2, h, h).unbind(1)
+            below = corner[:, :, 1]
             if h > 1:
-                half = torch.bmm(old[:, 1], corner[:, :, 1], out=space("half", n, h, h))
-                below = torch.bmm(half, old[:, 0], out=space("below", n, h, h))
-            else:
-                below = corner[:, :, 1]
-            torch.neg(below, out=inverse[:, h:, :h])
+                half = torch.bmm(later, below, out=space("half", n, h, h))
+                below = torch.bmm(half, earlier, out=space("below", n, h, h))
+            merged = space(f"T{2 * h}", n, 2 * h, 2 * h)
+            merged.as_strided((n, 2, h, h), (4 * h * h, 2 * h * h + h, 2 * h, 1)).copy_(inverse.view(n, 2, h, h))
+            torch.neg(below, out=merged[:, h:, :h])
+            inverse = merged
             self._merge_products(h)
             h *= 2
-        self.Q_NCC, self.T_NCC = scores, inverse
+        self.T_NCC = inverse
 
     def solve(self, state_BHKV: Tensor) -> Tensor:
         """Runs the recurrence over the chunks from the state (B, H, K, V); returns the state it ends in, as a view."""
@@ -262,12 +269,7 @@ class Slab:
         while h < c:
             n = self.N * c // (2 * h)
             rows, columns = self._pair(h)
-            corner = d_scores_NC2C.as_strided(
-                (self.N, c // (2 * h), h, 2, h),
-                (2 * c * c, 4 * h * c + 2 * h, 2 * c, c, 1),
-                d_scores_NC2C.storage_offset() + 2 * h * c,
-            )
-            d_corner = space("corner", self.N, c // (2 * h), h, 2, h).copy_(corner).view(n, 2 * h, h)
+            d_corner = space("corner", self.N, c // (2 * h), h, 2, h).copy_(_corners(d_scores_NC2C, h)).view(n, 2 * h, h)
             d_rows = torch.bmm(d_corner, columns, out=space("d_pair", n, 2 * h, self.keys)).view(n, h, 2, self.keys)
             prefix = self.prefix_NCG.view(n, 2, h, 1, self.gates)[:, 1]
             d_qb_NC2K.view(n, 2, h, 2, self.keys)[:, 1].addcmul_(d_rows, prefix)

@@ -1,0 +1,1 @@
+"""Lowerings to torch, one file an op family, mirroring ``archc/ops``."""

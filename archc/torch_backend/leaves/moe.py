@@ -1,0 +1,139 @@
+"""Mixture of experts: routing in float32, and experts that run the tokens sorted by expert, without a graph break."""
+
+# Shape suffixes: B batch, S new tokens, T = B x S tokens, E experts, k chosen a token, D width, I inner width, R = T x k rows.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from archc.ir.values import Node
+from archc.ops import moe as ops
+from archc.torch_backend.context import Context
+from archc.torch_backend.leaves.elementwise import gated
+from archc.torch_backend.operators.grouped_linear import grouped_linear
+from archc.torch_backend.twins.moe import experts_twin
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda logits: functional.softplus(logits).sqrt(),
+}
+
+
+class Route(nn.Module):
+    """x (B, S, D) -> indices (B, S, k) int64, weights (B, S, k) float32. The correction bias acts on the choice only."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    e_score_correction_bias: Tensor | None
+
+    def __init__(self, op: ops.Route) -> None:
+        super().__init__()
+        self.top_k, self.scoring_func, self.norm_topk_prob = op.top_k, op.scoring_func, op.norm_topk_prob
+        self.routed_scaling_factor, self.group_score = op.routed_scaling_factor, op.group_score
+        self.n_group, self.topk_group = op.n_group, op.topk_group
+        self.register_parameter("bias", None)
+        self.e_score_correction_bias = None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        bias = None if self.bias is None else self.bias.float()
+        logits = functional.linear(x.float(), self.weight.float(), bias)
+        scores = SCORES[self.scoring_func](logits)
+        choice = scores if self.e_score_correction_bias is None else scores + self.e_score_correction_bias
+        if self.topk_group < self.n_group:
+            choice = self._within_best_groups(choice)
+        indices = choice.topk(self.top_k, -1, sorted=False)[1]
+        weights = scores.gather(-1, indices)
+        if self.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return indices, weights * self.routed_scaling_factor
+
+    def _within_best_groups(self, choice: Tensor) -> Tensor:
+        grouped = choice.unflatten(-1, (self.n_group, -1))
+        judged = grouped.amax(-1) if self.group_score == "max" else grouped.topk(2, -1)[0].sum(-1)
+        best = judged.topk(self.topk_group, -1, sorted=False)[1]
+        kept = torch.zeros_like(judged, dtype=torch.bool).scatter(-1, best, True)
+        return grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(-2)
+
+    def extra_repr(self) -> str:
+        experts, width = self.weight.shape
+        return f"{width} -> {self.top_k} of {experts}, {self.scoring_func}"
+
+
+class Experts(nn.Module):
+    """gate_proj, up_proj (E, I, D), down_proj (E, D, I): the weighted sum of each token's experts, (B, S, D)."""
+
+    gate_proj: nn.Parameter
+    up_proj: nn.Parameter
+    down_proj: nn.Parameter
+    gate_proj_bias: nn.Parameter | None
+    up_proj_bias: nn.Parameter | None
+    down_proj_bias: nn.Parameter | None
+
+    def __init__(self, op: ops.Experts, twin: str | None) -> None:
+        super().__init__()
+        act = op.activation
+        self.function, self.limit, self.alpha, self.up_offset = act.function, act.limit, act.alpha, act.up_offset
+        self.weight_on, self.twin = op.weight_on, twin
+        for name in ("gate_proj_bias", "up_proj_bias", "down_proj_bias"):
+            self.register_parameter(name, None)
+
+    def forward(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        if self.twin is not None:
+            return experts_twin(self, x, indices, weights)
+        top_k = indices.shape[-1]
+        x_TD, expert_R = x.flatten(0, -2), indices.flatten()
+        order_R = expert_R.argsort(stable=True)
+        sorted_R = expert_R[order_R]
+        counts_E = torch.zeros(self.gate_proj.shape[0], dtype=torch.int64, device=x.device)
+        ends_E = counts_E.scatter_add(0, sorted_R, torch.ones_like(sorted_R)).cumsum(0)
+        weight_R1 = weights.flatten()[order_R].unsqueeze(-1).to(x.dtype)
+        rows_RD = x_TD[order_R // top_k]
+        if self.weight_on == "input":
+            rows_RD = rows_RD * weight_R1
+        gate = self._project(rows_RD, self.gate_proj, self.gate_proj_bias, ends_E, sorted_R)
+        up = self._project(rows_RD, self.up_proj, self.up_proj_bias, ends_E, sorted_R)
+        y_RD = self._project(self.gate(gate, up), self.down_proj, self.down_proj_bias, ends_E, sorted_R)
+        if self.weight_on == "output":
+            y_RD = y_RD * weight_R1
+        # Rows back to their tokens, then the k rows of a token added: no atomic adds, so runs are repeatable.
+        back_R = torch.empty_like(order_R).scatter(0, order_R, torch.arange(order_R.shape[0], device=x.device))
+        return y_RD[back_R].unflatten(0, (-1, top_k)).sum(1).view(x.shape)
+
+    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
+        """The middle of an expert."""
+        words = {"function": self.function, "limit": self.limit, "alpha": self.alpha, "up_offset": self.up_offset}
+        return gated(gate, up, **words)
+
+    def _project(
+        self, rows: Tensor, weight: Tensor, bias: Tensor | None, ends_E: Tensor, sorted_R: Tensor
+    ) -> Tensor:
+        y = grouped_linear(rows, weight, ends_E, False)
+        return y if bias is None else y + bias[sorted_R]
+
+    def extra_repr(self) -> str:
+        experts, inner, width = self.gate_proj.shape
+        bias = ", bias=True" if self.gate_proj_bias is not None else ""
+        return f"{experts} x ({width} -> {inner} -> {width}), {self.function}{bias}"
+
+
+def route(node: Node, context: Context) -> nn.Module:
+    assert isinstance(node.op, ops.Route)
+    module = Route(node.op)
+    for role, param in node.params.items():
+        if hasattr(module, role) and role not in module._parameters:
+            delattr(module, role)
+        context.register(module, param, role)
+    return module
+
+
+def experts(node: Node, context: Context) -> nn.Module:
+    assert isinstance(node.op, ops.Experts)
+    module = Experts(node.op, context.twin)
+    for role, param in node.params.items():
+        context.register(module, param, role)
+    return module

@@ -1,0 +1,81 @@
+"""Softmax attention over given keys: torch's fused kernel where it can say what is meant, spelled-out matmuls elsewhere."""
+
+# Shape suffixes: B batch, S new tokens, T keys, N query heads, K key-value heads, G = N / K, H key width, V value width.
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def visible(query_BS: Tensor, key_BT: Tensor, *, window: int | None = None, chunk: int | None = None) -> Tensor:
+    """Which key each query sees, (B or 1, 1, S, T) bool; keys at negative positions are nobody's."""
+    query, key = query_BS.unsqueeze(-1), key_BT.unsqueeze(-2)
+    seen = (key <= query) & (key >= 0)
+    if window is not None:
+        seen = seen & (key > query - window)
+    if chunk is not None:
+        seen = seen & (key >= query - query % chunk)
+    return seen.unsqueeze(1)
+
+
+def attend(
+    q_BNSH: Tensor,
+    k_BKTH: Tensor,
+    v_BKTV: Tensor,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    sinks_N: Tensor | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """(B, N, S, V). Query head n reads key-value head n // G. ``causal`` is for as many keys as queries."""
+    if sinks_N is not None or soft_cap is not None:
+        return attend_spelled(
+            q_BNSH, k_BKTH, v_BKTV, scale=scale, mask=mask, causal=causal, sinks_N=sinks_N, soft_cap=soft_cap
+        )
+    grouped = q_BNSH.shape[1] != k_BKTH.shape[1]
+    width, value_width = q_BNSH.shape[-1], v_BKTV.shape[-1]
+    if value_width < width:
+        # The fused kernels want one width; zeros cost less than the (S, T) scores that the unfused path would keep.
+        padded = functional.pad(v_BKTV, (0, width - value_width))
+        return functional.scaled_dot_product_attention(
+            q_BNSH, k_BKTH, padded, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+        )[..., :value_width]
+    return functional.scaled_dot_product_attention(
+        q_BNSH, k_BKTH, v_BKTV, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
+
+
+def attend_spelled(
+    q_BNSH: Tensor,
+    k_BKTH: Tensor,
+    v_BKTV: Tensor,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    sinks_N: Tensor | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """The same in plain matmuls, with a learned sink logit a head and soft-capped scores; softmax in float32."""
+    batch, heads, seq, _ = q_BNSH.shape
+    kv_heads = k_BKTH.shape[1]
+    # Queries of one group stand under each other, so that no key or value is copied for them.
+    q_BKgH = q_BNSH.reshape(batch, kv_heads, heads // kv_heads * seq, -1)
+    scores = torch.matmul(q_BKgH, k_BKTH.transpose(-1, -2)).view(batch, heads, seq, -1).float() * scale
+    if soft_cap is not None:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
+    if causal:
+        mask = torch.ones(seq, scores.shape[-1], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks_N is None:
+        weights = scores.softmax(-1)
+    else:
+        sink = sinks_N.float().view(1, -1, 1, 1).expand(batch, heads, seq, 1)
+        weights = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+    weights_BKgT = weights.to(v_BKTV.dtype).reshape(batch, kv_heads, heads // kv_heads * seq, -1)
+    return torch.matmul(weights_BKgT, v_BKTV).view(batch, heads, seq, -1)

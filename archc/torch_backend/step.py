@@ -1,0 +1,70 @@
+"""What every stateful op needs to know about one call over a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(eq=False)
+class Step:
+    """One call over a cache: ``seq`` new tokens a row, right-padded when rows differ.
+
+    ``past`` is a host number, the tokens that the longest row holds: caches are sliced by it, so nothing is copied and
+    nothing recompiles as the context grows. ``positions`` is (1, seq) when all rows are alike, else (batch, seq);
+    ``start`` (batch,) and ``new`` (batch,) are the row's own past and its valid new tokens, None when all are alike.
+    """
+
+    past: int
+    positions: Tensor
+    start: Tensor | None = None
+    new: Tensor | None = None
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows hold the same number of tokens and none is padded."""
+        return self.new is None
+
+    @classmethod
+    def at(cls, past: int, seq: int, *, device: torch.device | str | None = None) -> Step:
+        """All rows hold ``past`` tokens and get ``seq`` new ones."""
+        return cls(past, torch.arange(past, past + seq, device=device).unsqueeze(0))
+
+    @classmethod
+    def ragged(cls, past: Tensor, new: Tensor, seq: int) -> Step:
+        """Row b holds ``past[b]`` tokens and gets ``new[b]`` of the ``seq`` columns; the rest is padding on the right.
+
+        Padding is written behind the row's last token and overwritten later, so a cache needs max(past) + seq rows.
+
+        Raises:
+            ValueError: a row has more new tokens than columns, or none of the two tensors is (batch,).
+        """
+        if past.dim() != 1 or past.shape != new.shape:
+            raise ValueError(f"past and new should both be (batch,); found {tuple(past.shape)} and {tuple(new.shape)}")
+        if int(new.max()) > seq or int(new.min()) < 0 or int(past.min()) < 0:
+            raise ValueError(f"new should lie within 0 and seq, {seq} (found {new.tolist()}), past at 0 or above")
+        positions = past.unsqueeze(1) + torch.arange(seq, device=past.device)
+        return cls(int(past.max()), positions, past, new)
+
+    def valid(self) -> Tensor | None:
+        """(batch, seq) bool, False on padding; None when there is none."""
+        if self.new is None:
+            return None
+        return torch.arange(self.positions.shape[1], device=self.positions.device) < self.new.unsqueeze(1)
+
+
+def step_positions(step: Step | None, input_ids: Tensor) -> Tensor:
+    """Positions of a call: the step's, or 0, 1, 2, … without one."""
+    return torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0) if step is None else step.positions
+
+
+def last_tokens(x: Tensor, step: Step | None, last_only: bool) -> Tensor:
+    """(batch, seq, D), or each row's last valid token (batch, 1, D)."""
+    if not last_only:
+        return x
+    if step is None or step.new is None:
+        return x[:, -1:]
+    index = (step.new - 1).clamp(min=0).view(-1, 1, 1).expand(-1, 1, x.shape[-1])
+    return x.gather(1, index)
