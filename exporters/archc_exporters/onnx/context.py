@@ -1,0 +1,236 @@
+"""What a lowering function works with: nodes, constants, weights, caches, and values of the call that are made once.
+
+A lowering is a function ``(ctx, node, *inputs) -> output or outputs`` registered under the op's name in the entry-point
+group ``archc.onnx``. It appends nodes through ``ctx``; names come from the scope path by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from archc.errors import GraphError
+from archc.graph.graph import Graph, join
+from archc.ir.size import Dim, Size
+from archc.ir.values import MODEL_DTYPE, Node, Param, State
+from archc_exporters.onnx.states import onnx_state_names, present_name
+from archc_exporters.onnx.weights import NUMPY_DTYPES, Array, Transform, WeightSource, lazy_tensor
+
+MS = "com.microsoft"
+OPSETS = {"": 24, MS: 1}
+DTYPES = {
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+    "int64": ir.DataType.INT64,
+    "bool": ir.DataType.BOOL,
+}
+LENGTHS = {
+    "input_ids": ("batch", "seq"),
+    "past_length": ("batch",),
+    "seq_length": ("batch",),
+    "kv_length": ("batch",),
+    "max_length": (1,),
+}
+"""The inputs of every file beside its caches, int64: past and valid new tokens a row, past + padded seq a row, its maximum."""
+
+
+class Lowering:
+    """One file in the making. ``dtype`` is the model's; ``table_rows`` is how many positions a rope table covers."""
+
+    def __init__(
+        self, graph: Graph, *, dtype: ir.DataType, weights: WeightSource, table_rows: int | None
+    ) -> None:
+        self.graph, self.dtype, self.weights, self.table_rows = graph, dtype, weights, table_rows
+        self.inputs = {
+            name: ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(list(shape)))
+            for name, shape in LENGTHS.items()
+        }
+        self.pasts: dict[str, ir.Value] = {}
+        self.presents: dict[str, ir.Value] = {}
+        self.initializers: dict[str, ir.Value] = {}
+        self.nodes: list[ir.Node] = []
+        self.choices: dict[tuple[str, str], int] = {}
+        """(op name, form and reason) -> how many nodes were lowered so."""
+        self.scope = self.path = self._op_name = ""
+        self._root_nodes = self.nodes
+        self.state_names = onnx_state_names(graph)
+        self._taken: dict[str, int] = {}
+        self._constants: dict[Hashable, ir.Value] = {}
+        self._shared: dict[Hashable, Any] = {}
+
+    # Nodes
+
+    def op(
+        self, op_type: str, *inputs: ir.Value | None, dtype: ir.DataType | None = None, domain: str = "", **attributes: Any
+    ) -> ir.Value:
+        """A node with one output, of the first input's dtype unless ``dtype`` says otherwise."""
+        return self.ops(op_type, *inputs, dtypes=(dtype,), domain=domain, **attributes)[0]
+
+    def ops(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        dtypes: Sequence[ir.DataType | None],
+        domain: str = "",
+        **attributes: Any,
+    ) -> list[ir.Value]:
+        """A node with as many outputs as there are dtypes; None stands for the first input's."""
+        name = self._unique(f"{self.path}/{op_type}")
+        default = next((value.dtype for value in inputs if value is not None), None)
+        outputs = [
+            ir.Value(name=name if number == 0 else f"{name}:{number}", type=ir.TensorType(dtype or default or self.dtype))
+            for number, dtype in enumerate(dtypes)
+        ]
+        self.nodes.append(ir.node(op_type, list(inputs), attributes, domain=domain, outputs=outputs, name=name))
+        return outputs
+
+    def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """The value itself where it has the dtype already."""
+        return x if x.dtype == dtype else self.op("Cast", x, dtype=dtype, to=dtype)
+
+    def branch(self, name: str, build: Callable[[], ir.Value]) -> ir.Graph:
+        """A branch of an If: what ``build`` appends, reading values of the outer graph freely."""
+        outer, self.nodes = self.nodes, []
+        result = build()
+        inner, self.nodes = self.nodes, outer
+        return ir.Graph([], [result], nodes=inner, name=self._unique(f"{self.path}/{name}"))
+
+    def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """A value that many nodes read, made once, at the root, when the first of them asks for it."""
+        if key not in self._shared:
+            path, nodes = self.path, self.nodes
+            self.path, self.nodes = "step", self._root_nodes
+            self._shared[key] = make()
+            self.path, self.nodes = path, nodes
+        return self._shared[key]
+
+    def note(self, form: str) -> None:
+        """Say which form was chosen for the op that is being lowered, and why; the report lists each once."""
+        key = (self._op_name, form)
+        self.choices[key] = self.choices.get(key, 0) + 1
+
+    def lower(self, scope: str, node: Node, inputs: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
+        """The node's outputs. Its scope owns its weights, its path names what it becomes."""
+        self.scope, self.path, self._op_name = scope, join(scope, node.name) or "model", node.op.op_name
+        result = function(self, node, *inputs)
+        outputs = [result] if isinstance(result, ir.Value) else list(result)
+        if len(outputs) != len(node.outputs):
+            raise GraphError(
+                f"{self.path}: the lowering of {node.op.op_name} gives {len(outputs)} values, not {len(node.outputs)}"
+            )
+        return outputs
+
+    # Constants
+
+    def constant(self, array: Array, *, name: str = "") -> ir.Value:
+        """An initializer with these numbers, one for all equal ones."""
+        key = (name, array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            tensor = ir.tensor(np.ascontiguousarray(array).reshape(array.shape))
+            label = self._unique(name or f"constants/{'x'.join(map(str, array.shape)) or 'scalar'}")
+            self._constants[key] = self._initializer(label, tensor)
+        return self._constants[key]
+
+    def ints(self, *numbers: int) -> ir.Value:
+        """A vector of int64: shapes, axes, sizes."""
+        return self.constant(np.array(numbers, np.int64))
+
+    def scalar(self, number: float, dtype: ir.DataType | None = None) -> ir.Value:
+        """One number of rank 0, in the model's dtype unless another is asked for."""
+        return self.constant(np.array(number, NUMPY_DTYPES[dtype or self.dtype]))
+
+    def filled(self, shape: ir.Value, number: float, dtype: ir.DataType) -> ir.Value:
+        """A tensor of a run-time shape, all one number."""
+        value = ir.tensor(np.array([number], NUMPY_DTYPES[dtype]))
+        return self.op("ConstantOfShape", shape, dtype=dtype, value=value)
+
+    # Weights
+
+    def resolve(self, dtype: str) -> ir.DataType:
+        """A graph's dtype as ONNX's; ``model`` is the file's own.
+
+        Raises:
+            GraphError: the dtype can't be exported.
+        """
+        if dtype != MODEL_DTYPE and dtype not in DTYPES:
+            raise GraphError(f"{self.path}: dtype {dtype} can't be exported; legal: {', '.join(DTYPES)}")
+        return self.dtype if dtype == MODEL_DTYPE else DTYPES[dtype]
+
+    def weight(
+        self,
+        node: Node,
+        *roles: str,
+        tag: str = "",
+        shape: Sequence[int] | None = None,
+        dtype: ir.DataType | None = None,
+        transform: Transform | None = None,
+    ) -> ir.Value:
+        """An initializer made of one or several weights of the node, read and transformed when the file is written.
+
+        Without ``transform`` it keeps the weight's name and shape; ``tag`` names what the transform does.
+        """
+        params = [node.params[role] for role in roles]
+        names = [join(self.scope, param.name) for param in params]
+        dtype = dtype or self.resolve(params[0].dtype)
+        label = f"{names[0]}.{tag}" if tag else names[0]
+        if label not in self.initializers:
+            sources: list[tuple[str, Param]] = list(zip(names, params, strict=True))
+            tensor = lazy_tensor(label, shape or params[0].shape, dtype, sources, transform, self.weights)
+            self._initializer(label, tensor)
+        value = self.initializers[label]
+        assert value.dtype == dtype, f"{label} is wanted as {dtype} and as {value.dtype}"
+        return value
+
+    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(list(tensor.shape)), const_value=tensor)
+        self.initializers[name] = value
+        return value
+
+    # Caches
+
+    def past(self, node: Node, role: str) -> ir.Value:
+        """The cache input of a state of the node."""
+        state, name = node.states[role], self._state_name(node, role)
+        if name not in self.pasts:
+            self.pasts[name] = ir.Value(
+                name=name, type=ir.TensorType(self.state_dtype(state)), shape=ir.Shape(_symbolic(state.allocated))
+            )
+        return self.pasts[name]
+
+    def present(self, node: Node, role: str, value: ir.Value) -> ir.Value:
+        """Make ``value`` the cache output of a state of the node."""
+        past = self.past(node, role)
+        assert past.name is not None and past.shape is not None
+        assert value.dtype == past.dtype, f"{past.name} is {past.dtype}, its successor {value.dtype}"
+        value.name = present_name(past.name)
+        value.shape = past.shape.copy()
+        self.presents[past.name] = value
+        return value
+
+    def state_dtype(self, state: State) -> ir.DataType:
+        """Recurrent states are float32; keys, values, latents and convolution columns have the model's dtype.
+
+        Raises:
+            GraphError: the cache policy asks for a quantised cache.
+        """
+        if state.dtype not in (MODEL_DTYPE, "float32", "bfloat16", "float16"):
+            raise GraphError(
+                f"{self.path}: a cache in {state.dtype} can't be exported; set cache dtype to float16, bfloat16 or float32"
+            )
+        return ir.DataType.FLOAT if state.role == "recurrent" else self.dtype
+
+    def _state_name(self, node: Node, role: str) -> str:
+        return self.state_names[join(self.scope, node.states[role].name)]
+
+    def _unique(self, name: str) -> str:
+        count = self._taken.get(name, 0)
+        self._taken[name] = count + 1
+        return f"{name}_{count}" if count else name
+
+
+def _symbolic(shape: Sequence[Dim]) -> list[int | str]:
+    return [str(dim) if isinstance(dim, Size) else dim for dim in shape]

@@ -1,0 +1,111 @@
+"""The ONNX exporter: a graph and its weights become ``model.onnx`` and ``model.onnx.data``. Torch is never imported."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxruntime as ort
+
+from archc.errors import ArchcError
+from archc.graph.graph import Graph, param_bytes
+from archc.units import dtype_name, gib
+from archc_exporters.onnx.check import check_runs, check_structure
+from archc_exporters.onnx.context import DTYPES, OPSETS, Lowering
+from archc_exporters.onnx.lower import IR_VERSION, lower_graph
+from archc_exporters.onnx.report import (
+    Choice,
+    ExportReport,
+    cache_inputs,
+    capacity_formula,
+    count_nodes,
+    notes,
+)
+from archc_exporters.onnx.weights import RandomWeights, SafetensorsWeights, WeightSource
+from archc_exporters.onnx.write import DATA, MODEL, Progress, staged, write
+
+MODEL_DTYPES = ("float16", "float32", "bfloat16")
+_TWIN_LIMIT_BYTES = 2 << 30
+
+
+def export(
+    graph: Graph,
+    out: Path,
+    *,
+    dtype: str = "float16",
+    weights: Path | None = None,
+    seed: int = 0,
+    max_model_len: int | None = None,
+    check: bool = True,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Write ``out/model.onnx`` and ``out/model.onnx.data``; what was there before stays until the new files are whole.
+
+    Without ``weights`` they are random, seeded by name; with it a safetensors file or a folder of them, under the names of
+    ``graph.params()``. ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``.
+    ``check`` runs the file on onnxruntime's CPU, which needs memory for all weights; without it only the structure is checked.
+
+    Raises:
+        ArchcError: the weights don't fit, a file can't be written, or the graph can't be said in ONNX.
+        CheckFailedError: the file was written and is wrong; it is not kept.
+    """
+    dtype = dtype_name(dtype)
+    if dtype not in MODEL_DTYPES:
+        raise ArchcError(f"dtype {dtype} can't be exported; legal: {', '.join(MODEL_DTYPES)}")
+    if max_model_len is None:
+        max_model_len = graph.max_position_embeddings
+    if max_model_len is not None and max_model_len < 1:
+        raise ArchcError(f"max_model_len should be positive (found {max_model_len})")
+    source = _weight_source(graph, weights, seed, dtype)
+    model, ctx = lower_graph(graph, dtype=DTYPES[dtype], weights=source, max_model_len=max_model_len)
+    nodes = count_nodes(model)
+    with staged(out) as stage:
+        write(model, stage, progress)
+        checks = check_structure(stage / MODEL)
+        if check:
+            checks += _checked(graph, source, stage / MODEL, dtype, max_model_len)
+    return ExportReport(
+        name=graph.name,
+        dtype=dtype,
+        files={str(out / name): (out / name).stat().st_size for name in (MODEL, DATA)},
+        weight_bytes=_weight_bytes(graph, dtype),
+        opsets=dict(OPSETS),
+        ir_version=IR_VERSION,
+        onnxruntime=ort.__version__,
+        max_model_len=max_model_len,
+        capacity=capacity_formula(graph),
+        nodes=nodes,
+        caches=cache_inputs(ctx),
+        choices=_choices(ctx),
+        checks=tuple(checks),
+        notes=notes(ctx),
+    )
+
+
+def _weight_source(graph: Graph, weights: Path | None, seed: int, dtype: str) -> WeightSource:
+    if weights is None:
+        return RandomWeights(seed, DTYPES[dtype])
+    return SafetensorsWeights(weights, graph.params())
+
+
+def _weight_bytes(graph: Graph, dtype: str) -> int:
+    return sum(param_bytes(param, dtype) for param in graph.params().values())
+
+
+def _checked(graph: Graph, source: WeightSource, path: Path, dtype: str, max_model_len: int | None) -> list[str]:
+    """Run the file; one in bfloat16, which no CPU kernel takes, is judged by the same graph in float32."""
+    if dtype != "bfloat16":
+        return check_runs(path, graph)
+    needed = _weight_bytes(graph, "float32")
+    if needed >= _TWIN_LIMIT_BYTES:
+        return [f"not run: onnxruntime's CPU has no bfloat16, and a float32 twin would be {gib(needed)}"]
+    with tempfile.TemporaryDirectory(prefix="archc-export-") as folder:
+        twin, _ = lower_graph(graph, dtype=ir.DataType.FLOAT, weights=source, max_model_len=max_model_len)
+        write(twin, Path(folder))
+        lines = check_runs(Path(folder) / MODEL, graph)
+    return [f"float32 twin, because onnxruntime's CPU has no bfloat16: {line}" for line in lines]
+
+
+def _choices(ctx: Lowering) -> tuple[Choice, ...]:
+    return tuple(Choice(op=op, form=form, count=count) for (op, form), count in ctx.choices.items())

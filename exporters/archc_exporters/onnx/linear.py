@@ -1,0 +1,56 @@
+"""``linear`` and ``embedding``."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from archc.ir.values import Node
+from archc.ops import linear as ops
+from archc_exporters.onnx.context import MS, Lowering
+from archc_exporters.onnx.weights import Array
+
+
+def linear(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
+    """MatMul with the weight stored transposed; a tied weight stays as the embedding stores it and is read transposed.
+
+    A head's rows beyond the vocabulary are cut from the weight: no id stands for them.
+    """
+    op = node.op
+    assert isinstance(op, ops.Linear)
+    width = _vocabulary_rows(ctx, op.width) if op.axis == "vocab" else op.width
+    inner = node.params["weight"].shape[1]
+    dtype = ctx.resolve(op.dtype)
+    out_dtype, x = x.dtype, ctx.cast(x, dtype)
+    if op.tied:
+        ctx.note("FusedMatMul: the tied table is in the file once, rows x width, and is read transposed")
+        table = ctx.weight(node, "weight", shape=(width, inner), transform=lambda w: w[:width])
+        y = ctx.op("FusedMatMul", x, table, domain=MS, transB=1)
+    else:
+        ctx.note("MatMul: the weight is stored as in x out, so that nothing is transposed at run time")
+        transposed = ctx.weight(
+            node, "weight", tag="transposed", shape=(inner, width), transform=lambda w: np.ascontiguousarray(w[:width].T)
+        )
+        y = ctx.op("MatMul", x, transposed)
+    if op.bias:
+        y = ctx.op("Add", y, ctx.weight(node, "bias", shape=(width,), transform=lambda b: b[:width]))
+    assert out_dtype is not None
+    return ctx.cast(y, out_dtype)
+
+
+def embedding(ctx: Lowering, node: Node, ids: ir.Value) -> ir.Value:
+    """Gather. Rows of a token table beyond the vocabulary are no id's and stay out of the file."""
+    op = node.op
+    assert isinstance(op, ops.Embedding)
+    rows = _vocabulary_rows(ctx, op.num_embeddings) if ids is ctx.inputs["input_ids"] else op.num_embeddings
+    ctx.note("Gather")
+
+    def cut(table: Array) -> Array:
+        return table[:rows]
+
+    table = ctx.weight(node, "weight", shape=(rows, op.width), transform=cut)
+    return ctx.op("Gather", table, ids, axis=0)
+
+
+def _vocabulary_rows(ctx: Lowering, rows: int) -> int:
+    return rows if ctx.graph.vocab_size is None else min(rows, ctx.graph.vocab_size)

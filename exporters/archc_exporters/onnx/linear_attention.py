@@ -1,0 +1,118 @@
+"""The gated delta rule, its decay gate and the short convolution before it. Rule, gate and state are float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from archc.ir.values import Node
+from archc.ops import linear_attention as ops
+from archc_exporters.onnx.context import MS, Lowering
+from archc_exporters.onnx.elementwise import activate
+from archc_exporters.onnx.step import seq_column, valid_tokens
+from archc_exporters.onnx.weights import Array
+
+FLOAT = ir.DataType.FLOAT
+
+
+def linear_attention(
+    ctx: Lowering, node: Node, q: ir.Value, k: ir.Value, v: ir.Value, decay: ir.Value, beta: ir.Value
+) -> ir.Value:
+    """LinearAttention; padding changes nothing because its decay is exp(0) and its beta 0."""
+    op = node.op
+    assert isinstance(op, ops.LinearAttention)
+    ctx.note("LinearAttention in float32: a state rounded every step drifts, and the kernel wants one dtype throughout")
+    valid = valid_tokens(ctx)
+    query, key, value, decay, beta = (ctx.cast(x, FLOAT) for x in (q, k, v, decay, beta))
+    y, state = ctx.ops(
+        "LinearAttention",
+        query,
+        key,
+        value,
+        ctx.past(node, "recurrent_state"),
+        ctx.op("Mul", decay, valid),
+        ctx.op("Mul", beta, valid),
+        dtypes=(FLOAT, FLOAT),
+        domain=MS,
+        q_num_heads=op.num_heads,
+        kv_num_heads=op.num_heads,
+        update_rule=op.rule,
+        scale=op.scale,
+    )
+    ctx.present(node, "recurrent_state", state)
+    return ctx.cast(y, ctx.resolve(node.outputs[0].dtype))
+
+
+def log_decay(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
+    """LinearAttentionGate for the softplus form, plain float32 ops for the one with a floor."""
+    op = node.op
+    assert isinstance(op, ops.LogDecay)
+    width = node.inputs[0].width
+    repeats = width // op.num_heads
+    x, bias = ctx.cast(x, FLOAT), ctx.weight(node, "dt_bias")
+    if op.floor is None:
+        ctx.note("LinearAttentionGate: elementwise over its last axis, so it serves a decay a channel as well")
+
+        def rate(a_log: Array) -> Array:
+            return -np.exp(a_log.astype(np.float32)).repeat(repeats)
+
+        speed = ctx.weight(node, "A_log", tag="rate", shape=(width,), transform=rate)
+        return ctx.op("LinearAttentionGate", x, bias, speed, domain=MS)
+    ctx.note("Add, Mul, Sigmoid: LinearAttentionGate has no floor")
+
+    def steepness(a_log: Array) -> Array:
+        return np.exp(a_log.astype(np.float32)).repeat(repeats)
+
+    steep = ctx.weight(node, "A_log", tag="steepness", shape=(width,), transform=steepness)
+    share = ctx.op("Sigmoid", ctx.op("Mul", ctx.op("Add", x, bias), steep))
+    return ctx.op("Mul", share, ctx.scalar(op.floor, FLOAT))
+
+
+def causal_conv(ctx: Lowering, node: Node, *streams: ir.Value) -> list[ir.Value]:
+    """All streams side by side through one CausalConvWithState; the kept columns are those before each row's true end."""
+    op = node.op
+    assert isinstance(op, ops.CausalConv)
+    widths = [value.width for value in node.inputs]
+    x = streams[0] if len(streams) == 1 else ctx.op("Concat", *streams, axis=-1)
+
+    def side_by_side(*weights: Array) -> Array:
+        return np.concatenate(weights)
+
+    shape = (sum(widths), 1, op.kernel)
+    roles = [f"{stream}.weight" for stream in op.streams]
+    weight = ctx.weight(node, *roles, tag="joined", shape=shape, transform=side_by_side)
+    bias = None
+    if op.bias:
+        biases = [f"{stream}.bias" for stream in op.streams]
+        bias = ctx.weight(node, *biases, tag="joined", shape=shape[:1], transform=side_by_side)
+    fused = op.function in (None, "silu")
+    ctx.note(f"CausalConvWithState over {len(streams)} streams; columns to keep by GatherND at the true length")
+    past = ctx.past(node, "conv_state")
+    y, _ = ctx.ops(
+        "CausalConvWithState",
+        x,
+        weight,
+        bias,
+        past,
+        dtypes=(None, None),
+        domain=MS,
+        channels_last=1,
+        activation=op.function if fused and op.function else "none",
+    )
+    if not fused:
+        assert op.function is not None
+        y = activate(ctx, y, op.function)
+    ctx.present(node, "conv_state", ctx.op("GatherND", ctx.op("Concat", past, x, axis=1), _kept(ctx, op), batch_dims=1))
+    if len(streams) == 1:
+        return [y]
+    return ctx.ops("Split", y, ctx.ints(*widths), dtypes=(None,) * len(widths), axis=-1)
+
+
+def _kept(ctx: Lowering, op: ops.CausalConv) -> ir.Value:
+    """Columns of [past | new] to keep: the kernel - 1 that end at the row's last valid token, (batch, kernel - 1, 1)."""
+
+    def make() -> ir.Value:
+        columns = ctx.constant(np.arange(op.kernel - 1)[None])
+        return ctx.op("Unsqueeze", ctx.op("Add", seq_column(ctx), columns), ctx.ints(2))
+
+    return ctx.shared(("kept columns", op.kernel), make)

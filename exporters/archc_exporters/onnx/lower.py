@@ -1,0 +1,91 @@
+"""A graph becomes an ONNX model: every node goes through the lowering that is registered under its op's name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import onnx_ir as ir
+
+from archc import registry
+from archc._version import __version__
+from archc.errors import GraphError
+from archc.graph.graph import Graph, join
+from archc.ir.values import Body, Node, Value
+from archc_exporters.onnx.context import OPSETS, Lowering
+from archc_exporters.onnx.step import positions
+from archc_exporters.onnx.weights import WeightSource
+
+IR_VERSION = 10
+"""With opset 24, what every onnxruntime from 1.24 on reads."""
+
+
+def lower_graph(
+    graph: Graph, *, dtype: ir.DataType, weights: WeightSource, max_model_len: int | None
+) -> tuple[ir.Model, Lowering]:
+    """The model, its weights still unread, and the lowering that made it.
+
+    Raises:
+        GraphError: an op has no lowering, or can't be said in ONNX.
+    """
+    ctx = Lowering(
+        graph,
+        dtype=dtype,
+        weights=weights,
+        table_rows=None if max_model_len is None else graph.capacity(max_model_len),
+    )
+    unknown = [name for name in graph.inputs if name not in ("input_ids", "positions")]
+    if unknown:
+        raise GraphError(f"{graph.name}: inputs {', '.join(unknown)} have no counterpart in the file")
+    values: dict[Value, ir.Value] = {graph.inputs["input_ids"]: ctx.inputs["input_ids"]}
+    at = graph.inputs["positions"]
+    if any(at in item.inputs for item in graph.root.items):
+        values[at] = positions(ctx)
+    _lower_body(ctx, graph.root, "", values)
+    outputs: list[ir.Value] = []
+    for name, value in graph.outputs.items():
+        output = ctx.cast(values[value], ctx.dtype)
+        output.name = name
+        width = value.width if name != "logits" or graph.vocab_size is None else min(value.width, graph.vocab_size)
+        output.shape = ir.Shape(["batch", "seq", width])
+        outputs.append(output)
+    model = ir.Model(
+        ir.Graph(
+            [*ctx.inputs.values(), *ctx.pasts.values()],
+            [*outputs, *(ctx.presents[name] for name in ctx.pasts)],
+            nodes=ctx.nodes,
+            initializers=list(ctx.initializers.values()),
+            opset_imports=dict(OPSETS),
+            name=graph.name,
+        ),
+        ir_version=IR_VERSION,
+        producer_name="archc",
+        producer_version=__version__,
+    )
+    model.metadata_props["archc"] = json.dumps(
+        {"name": graph.name, "max_model_len": max_model_len, "reserved_rows": graph.reserved_rows()}
+    )
+    return model, ctx
+
+
+def _lower_body(ctx: Lowering, body: Body, scope: str, values: dict[Value, ir.Value]) -> None:
+    """Lower the items of a body in order; ``values`` holds its inputs and gains everything that it makes."""
+    for item in body.items:
+        inputs = [values[value] for value in item.inputs]
+        if isinstance(item, Node):
+            outputs = ctx.lower(scope, item, inputs, _lowering_of(scope, item))
+        else:
+            inner = dict(zip(item.body.inputs, inputs, strict=True))
+            _lower_body(ctx, item.body, join(scope, item.name), inner)
+            outputs = [inner[value] for value in item.body.outputs]
+        values.update(zip(item.outputs, outputs, strict=True))
+
+
+def _lowering_of(scope: str, node: Node) -> Any:
+    function = registry.find("onnx", node.op.op_name)
+    if function is None:
+        raise GraphError(
+            f"{join(scope, node.name) or 'model'}: the op {node.op.op_name} has no lowering to ONNX; register one in the "
+            f"entry-point group archc.onnx (installed: {', '.join(registry.names('onnx'))})"
+        )
+    return function

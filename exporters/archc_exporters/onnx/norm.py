@@ -1,0 +1,64 @@
+"""Norms. onnxruntime computes each of them in float32 and returns the input's dtype."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from archc.ir.values import Node
+from archc.ops import norm as ops
+from archc_exporters.onnx.context import MS, Lowering
+from archc_exporters.onnx.elementwise import activate
+from archc_exporters.onnx.weights import NUMPY_DTYPES, Array
+
+
+def rms_norm(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
+    """RMSNormalization over the width, or over each head of it; an offset is added to the weight when it is written."""
+    op = node.op
+    assert isinstance(op, ops.RMSNorm)
+    width = node.inputs[0].width
+    if op.weight:
+        weight = _rms_weight(ctx, node, op)
+    else:
+        weight = ctx.constant(np.ones(op.head_dim or width, NUMPY_DTYPES[ctx.dtype]))
+    ctx.note("RMSNormalization" if op.head_dim is None else "RMSNormalization between two Reshapes, a head at a time")
+    return _per_head(ctx, x, weight, width, op.head_dim, op.eps)
+
+
+def gated_norm(ctx: Lowering, node: Node, x: ir.Value, gate: ir.Value) -> ir.Value:
+    """GatedRMSNorm where it knows the gate's function, else the norm times the activated gate."""
+    op = node.op
+    assert isinstance(op, ops.GatedNorm)
+    weight = ctx.weight(node, "weight")
+    if op.function in ("sigmoid", "silu"):
+        ctx.note("GatedRMSNorm: norm, weight and gate in one kernel")
+        return ctx.op("GatedRMSNorm", x, weight, gate, domain=MS, epsilon=op.eps, activation=op.function)
+    ctx.note(f"RMSNormalization and Mul: GatedRMSNorm has no {op.function}")
+    y = _per_head(ctx, x, weight, node.inputs[0].width, op.head_dim, op.eps)
+    return ctx.op("Mul", y, activate(ctx, gate, op.function))
+
+
+def l2_norm(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
+    """An RMS norm with weight 1/sqrt(d) and epsilon eps/d is exactly x / sqrt(sum x^2 + eps)."""
+    op = node.op
+    assert isinstance(op, ops.L2Norm)
+    ctx.note("RMSNormalization with weight 1/sqrt(d) and epsilon eps/d: LpNormalization has no epsilon")
+    weight = ctx.constant(np.full(op.head_dim, op.head_dim**-0.5, NUMPY_DTYPES[ctx.dtype]))
+    return _per_head(ctx, x, weight, node.inputs[0].width, op.head_dim, op.eps / op.head_dim)
+
+
+def _rms_weight(ctx: Lowering, node: Node, op: ops.RMSNorm) -> ir.Value:
+    if op.weight_offset == 0.0:
+        return ctx.weight(node, "weight")
+
+    def shifted(weight: Array) -> Array:
+        return weight.astype(np.float32) + np.float32(op.weight_offset)
+
+    return ctx.weight(node, "weight", tag="shifted", transform=shifted)
+
+
+def _per_head(ctx: Lowering, x: ir.Value, weight: ir.Value, width: int, head_dim: int | None, eps: float) -> ir.Value:
+    if head_dim is None or head_dim == width:
+        return ctx.op("RMSNormalization", x, weight, axis=-1, epsilon=eps)
+    heads = ctx.op("Reshape", x, ctx.ints(0, 0, width // head_dim, head_dim))
+    return ctx.op("Reshape", ctx.op("RMSNormalization", heads, weight, axis=-1, epsilon=eps), ctx.ints(0, 0, width))

@@ -1,0 +1,122 @@
+"""What an export has written, in plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from archc.graph.graph import CAPACITY_MULTIPLE, Graph
+from archc.ir.size import CAPACITY, Size, product
+from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.weights import NUMPY_DTYPES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheInput:
+    """One cache: its input, the state it comes from, symbolic shape, and what it costs a token or a sequence.
+
+    Attributes:
+        bytes_per_token: bytes a row of the capacity and a sequence; 0 for a cache of fixed size.
+        bytes_per_sequence: bytes a sequence whatever its length; 0 for a cache that grows.
+    """
+
+    name: str
+    state: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    bytes_per_token: int
+    bytes_per_sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The form in which an op was lowered, with the reason, and how many nodes of the graph took it."""
+
+    op: str
+    form: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """Everything that a reader of the file should know beside the file."""
+
+    name: str
+    dtype: str
+    files: dict[str, int]
+    """path -> bytes."""
+    weight_bytes: int
+    opsets: dict[str, int]
+    ir_version: int
+    onnxruntime: str
+    max_model_len: int | None
+    capacity: str
+    nodes: dict[str, int]
+    """op type -> nodes, branches of If included; op types of com.microsoft are written with their domain."""
+    caches: tuple[CacheInput, ...]
+    choices: tuple[Choice, ...]
+    checks: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return asdict(self)
+
+
+def count_nodes(model: ir.Model) -> dict[str, int]:
+    """op type -> nodes, most frequent first."""
+    counts = Counter(
+        f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
+    )
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def capacity_formula(graph: Graph) -> str:
+    """How many rows a full cache has, in words that a caller can compute with."""
+    reserved = graph.reserved_rows()
+    inner = f"(max_model_len + {reserved})" if reserved else "max_model_len"
+    return f"ceil({inner} / {CAPACITY_MULTIPLE}) * {CAPACITY_MULTIPLE}"
+
+
+def cache_inputs(ctx: Lowering) -> tuple[CacheInput, ...]:
+    """The caches in the order of the file's inputs."""
+    found: list[CacheInput] = []
+    states = ctx.graph.states()
+    names = {past: state for state, past in ctx.state_names.items()}
+    for past, value in ctx.pasts.items():
+        state = states[names[past]]
+        assert value.shape is not None and value.dtype is not None
+        elements = product(dim for dim in state.allocated if dim != CAPACITY and str(dim) != "batch")
+        assert isinstance(elements, int)
+        size = elements * NUMPY_DTYPES[value.dtype].itemsize
+        grows = any(isinstance(dim, Size) and dim == CAPACITY for dim in state.allocated)
+        found.append(
+            CacheInput(
+                name=past,
+                state=names[past],
+                dtype=NUMPY_DTYPES[value.dtype].name,
+                shape=tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape.dims),
+                bytes_per_token=size if grows else 0,
+                bytes_per_sequence=0 if grows else size,
+            )
+        )
+    return tuple(found)
+
+
+def notes(ctx: Lowering) -> tuple[str, ...]:
+    """What the file does otherwise than the spec says."""
+    lines: list[str] = []
+    other = sorted(
+        {state.dtype for state in ctx.graph.states().values() if ctx.resolve(state.dtype) != ctx.state_dtype(state)}
+    )
+    if other:
+        lines.append(
+            f"the cache policy says {', '.join(other)}; here keys, values and convolution columns have the model's dtype "
+            "and recurrent states float32, because a kernel wants one dtype"
+        )
+    if ctx.graph.mtp is not None:
+        lines.append("the extra prediction layers (mtp) are not exported")
+    return tuple(lines)

@@ -1,0 +1,77 @@
+"""Rotary position embedding, and queries that grow with the position."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from archc.errors import ArchcError
+from archc.ir.values import Node
+from archc.ops import rotary as ops
+from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.step import positions
+from archc_exporters.onnx.weights import NUMPY_DTYPES
+
+
+def rope_table(ctx: Lowering, node: Node, _: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """cos and sin as initializers over every position of the capacity, (rows, dim / 2); ``rotary`` picks the rows.
+
+    Raises:
+        ArchcError: nothing says how many positions there are.
+    """
+    op = node.op
+    assert isinstance(op, ops.RopeTable)
+    if ctx.table_rows is None:
+        raise ArchcError(f"{ctx.path}: how many positions? State max_position_embeddings, or export with max_model_len")
+    ctx.note("cos and sin as initializers over the capacity: RotaryEmbedding reads rows by position, nothing is computed a step")
+    angles = np.arange(ctx.table_rows, dtype=np.float64)[:, None] * np.array(op.frequencies)
+    cos, sin = (
+        ctx.constant((turned * op.factor).astype(NUMPY_DTYPES[ctx.dtype]), name=f"{ctx.path}.{label}")
+        for label, turned in (("cos", np.cos(angles)), ("sin", np.sin(angles)))
+    )
+    return cos, sin
+
+
+def rotary(ctx: Lowering, node: Node, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+    """RotaryEmbedding; channels that do not lead in their head are cut out, turned and put back."""
+    op = node.op
+    assert isinstance(op, ops.Rotary)
+    heads, rest = node.inputs[0].width // op.head_dim, op.head_dim - op.offset - op.dim
+    interleaved = int(op.style == "interleaved")
+    if op.offset == 0:
+        ctx.note("RotaryEmbedding" if rest == 0 else "RotaryEmbedding with rotary_embedding_dim: the leading channels turn")
+        return ctx.op(
+            "RotaryEmbedding",
+            x,
+            cos,
+            sin,
+            positions(ctx),
+            num_heads=heads,
+            interleaved=interleaved,
+            rotary_embedding_dim=0 if rest == 0 else op.dim,
+        )
+    ctx.note("Split, RotaryEmbedding, Concat: the op turns leading channels only")
+    sizes = (op.offset, op.dim, rest) if rest else (op.offset, op.dim)
+    split = ctx.op("Reshape", x, ctx.ints(0, 0, heads, op.head_dim))
+    before, part, *after = ctx.ops("Split", split, ctx.ints(*sizes), dtypes=(None,) * len(sizes), axis=-1)
+    # (batch, seq, heads, dim) read as (batch, seq, heads x dim) has the layout that the op wants.
+    flat = ctx.op("Reshape", part, ctx.ints(0, 0, heads * op.dim))
+    turned = ctx.op("RotaryEmbedding", flat, cos, sin, positions(ctx), num_heads=heads, interleaved=interleaved)
+    part = ctx.op("Reshape", turned, ctx.ints(0, 0, heads, op.dim))
+    return ctx.op("Reshape", ctx.op("Concat", before, part, *after, axis=-1), ctx.ints(0, 0, node.inputs[0].width))
+
+
+def query_temperature(ctx: Lowering, node: Node, x: ir.Value, at: ir.Value) -> ir.Value:
+    """The factor is computed once a step in float32 and rounded to the model's dtype."""
+    op = node.op
+    assert isinstance(op, ops.QueryTemperature)
+
+    def make() -> ir.Value:
+        one, floor = (ctx.scalar(number, ir.DataType.INT64) for number in (1, op.floor))
+        steps = ctx.cast(ctx.op("Div", ctx.op("Add", at, one), floor), ir.DataType.FLOAT)
+        unit, factor = (ctx.scalar(number, ir.DataType.FLOAT) for number in (1.0, op.scale))
+        warmth = ctx.op("Add", ctx.op("Mul", ctx.op("Log", ctx.op("Add", steps, unit)), factor), unit)
+        return ctx.cast(ctx.op("Unsqueeze", warmth, ctx.ints(2)), ctx.dtype)
+
+    ctx.note("Mul with a factor that all layers share")
+    return ctx.op("Mul", x, ctx.shared(("query temperature", op.scale, op.floor), make))

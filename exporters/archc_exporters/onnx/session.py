@@ -1,0 +1,55 @@
+"""An exported file as a conversation: onnxruntime on the CPU, caches fed back from one call to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from archc_exporters.onnx.states import PAST, present_name
+from archc_exporters.onnx.weights import Array
+
+_NUMPY = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+
+
+def load_session(path: Path, *, threads: int = 0) -> ort.InferenceSession:
+    """The file on the CPU provider; 0 threads lets onnxruntime choose."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+class Conversation:
+    """Rows of ``batch`` sequences in caches of ``capacity`` rows, all empty at first."""
+
+    def __init__(self, session: ort.InferenceSession, *, batch: int, capacity: int) -> None:
+        self._session = session
+        self.lengths: Array = np.zeros(batch, np.int64)
+        sizes: Mapping[Any, int] = {"batch": batch, "capacity": capacity}
+        self.caches: dict[str, Array] = {
+            given.name: np.zeros([sizes.get(dim, dim) for dim in given.shape], _NUMPY[given.type])
+            for given in session.get_inputs()
+            if given.name.startswith(PAST)
+        }
+        self._outputs = [session.get_outputs()[0].name, *(present_name(name) for name in self.caches)]
+
+    def step(self, input_ids: Array, valid: Array | None = None) -> Array:
+        """Logits (batch, seq, vocab_size) of new tokens (batch, seq), of which ``valid`` (batch,) a row are no padding."""
+        batch, seq = input_ids.shape
+        new = np.full(batch, seq, np.int64) if valid is None else np.asarray(valid, np.int64)
+        kv_length = self.lengths + seq
+        feeds = {
+            "input_ids": np.asarray(input_ids, np.int64),
+            "past_length": self.lengths,
+            "seq_length": new,
+            "kv_length": kv_length,
+            "max_length": kv_length.max(keepdims=True),
+        }
+        result: list[Any] = self._session.run(self._outputs, {**feeds, **self.caches})
+        self.caches = dict(zip(self.caches, result[1:], strict=True))
+        self.lengths = self.lengths + new
+        return result[0]

@@ -1,0 +1,47 @@
+"""Names of cache inputs and outputs, derived from the names of a graph's states."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from archc.graph.graph import Graph
+
+PAST, PRESENT = "past_key_values", "present"
+_LAYER = re.compile(r"^(?:(?P<stack>.+)\.)?layers\.(?P<index>\d+)\.(?P<rest>.+)$")
+
+
+def onnx_state_names(graph: Graph) -> dict[str, str]:
+    """State name -> name of its cache input, ``past_key_values.{i}.{ending}``; the output says ``present`` instead.
+
+    Two states of one ending in a layer keep the sub-layer between (``.cross.key``); a stack's name stays in front of
+    the number, so that an encoder's layer 0 and a decoder's differ.
+    """
+    parts = {name: _parts(name) for name in graph.states()}
+    endings = Counter((stack, ending) for stack, _, ending in parts.values())
+    sub_layers = Counter((stack, between[:1], ending) for stack, between, ending in parts.values())
+    names: dict[str, str] = {}
+    for name, (stack, between, ending) in parts.items():
+        if endings[stack, ending] == 1:
+            between = ()
+        elif sub_layers[stack, between[:1], ending] == 1:
+            between = between[:1]
+        names[name] = ".".join((PAST, *stack, *between, ending))
+    assert len(set(names.values())) == len(names), f"cache names collide: {sorted(names.values())}"
+    return names
+
+
+def present_name(past_name: str) -> str:
+    """The cache output that belongs to a cache input."""
+    return PRESENT + past_name.removeprefix(PAST)
+
+
+def _parts(name: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """(stack and layer number, scopes between, ending) of a state's full name."""
+    match = _LAYER.match(name)
+    if match is None:
+        *between, ending = name.split(".")
+        return (), tuple(between), ending
+    stack = (match["stack"], match["index"]) if match["stack"] else (match["index"],)
+    *between, ending = match["rest"].split(".")
+    return stack, tuple(between), ending

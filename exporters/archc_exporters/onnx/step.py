@@ -1,0 +1,130 @@
+"""Values of one call that many ops read: positions, valid tokens, masks. Each is made once, when it is first asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from archc_exporters.onnx.context import Lowering
+
+
+def new_tokens(ctx: Lowering) -> ir.Value:
+    """Padded number of new tokens, int64 [1]. From a shape, so it lives on the host and copies nothing."""
+    return ctx.shared(
+        "new tokens", lambda: ctx.op("Shape", ctx.inputs["input_ids"], dtype=ir.DataType.INT64, start=1, end=2)
+    )
+
+
+def is_many(ctx: Lowering) -> ir.Value:
+    """Whether there is more than one new token, a bool of rank 0."""
+
+    def make() -> ir.Value:
+        more = ctx.op("Greater", new_tokens(ctx), ctx.ints(1), dtype=ir.DataType.BOOL)
+        return ctx.op("Squeeze", more, ctx.ints(0))
+
+    return ctx.shared("is many", make)
+
+
+def token_index(ctx: Lowering) -> ir.Value:
+    """0, 1, … of the new tokens, int64 (1, seq)."""
+
+    def make() -> ir.Value:
+        count = ctx.op("Squeeze", new_tokens(ctx), ctx.ints(0))
+        zero, one = (ctx.scalar(number, ir.DataType.INT64) for number in (0, 1))
+        return ctx.op("Unsqueeze", ctx.op("Range", zero, count, one), ctx.ints(0))
+
+    return ctx.shared("token index", make)
+
+
+def past_column(ctx: Lowering) -> ir.Value:
+    """Tokens that each row holds before the call, int64 (batch, 1)."""
+    return ctx.shared("past column", lambda: ctx.op("Unsqueeze", ctx.inputs["past_length"], ctx.ints(1)))
+
+
+def seq_column(ctx: Lowering) -> ir.Value:
+    """Valid new tokens of each row, int64 (batch, 1)."""
+    return ctx.shared("seq column", lambda: ctx.op("Unsqueeze", ctx.inputs["seq_length"], ctx.ints(1)))
+
+
+def positions(ctx: Lowering) -> ir.Value:
+    """Position of each new token, padding counted on, int64 (batch, seq)."""
+    return ctx.shared("positions", lambda: ctx.op("Add", past_column(ctx), token_index(ctx)))
+
+
+def valid_tokens(ctx: Lowering) -> ir.Value:
+    """1 for a token, 0 for padding, float32 (batch, seq, 1)."""
+
+    def make() -> ir.Value:
+        inside = ctx.op("Less", token_index(ctx), seq_column(ctx), dtype=ir.DataType.BOOL)
+        return ctx.op("Unsqueeze", ctx.cast(inside, ir.DataType.FLOAT), ctx.ints(2))
+
+    return ctx.shared("valid tokens", make)
+
+
+def ring_positions(ctx: Lowering, end: ir.Value, rows: int) -> ir.Value:
+    """Position of the newest token before ``end`` (batch, 1) in each slot of a ring, (batch, rows); negative where none is."""
+    one, size = (ctx.scalar(number, ir.DataType.INT64) for number in (1, rows))
+    newest = ctx.op("Sub", end, one)
+    slots = ctx.constant(np.arange(rows)[None])
+    # Mod takes the sign of the divisor, so slots that no token reached come out negative.
+    return ctx.op("Sub", newest, ctx.op("Mod", ctx.op("Sub", newest, slots), size))
+
+
+def ring_mask(ctx: Lowering, *, window: int | None, chunk: int | None) -> ir.Value:
+    """Which rows of [ring | new tokens] a token sees, as 0 or a large negative number, (batch, 1, seq, W + seq)."""
+
+    def make() -> ir.Value:
+        rows = window or chunk
+        assert rows is not None
+        here = positions(ctx)
+        before = ctx.shared(("ring before", rows), lambda: ring_positions(ctx, past_column(ctx), rows))
+        key = ctx.op("Unsqueeze", ctx.op("Concat", before, here, axis=1), ctx.ints(1))
+        query = ctx.op("Unsqueeze", here, ctx.ints(2))
+        seen = ctx.op("LessOrEqual", key, query, dtype=ir.DataType.BOOL)
+        zero, reach = (ctx.scalar(number, ir.DataType.INT64) for number in (0, rows))
+        if window is not None:
+            near = ctx.op("Greater", key, ctx.op("Sub", query, reach), dtype=ir.DataType.BOOL)
+            filled = ctx.op("GreaterOrEqual", key, zero, dtype=ir.DataType.BOOL)
+            seen = ctx.op("And", ctx.op("And", seen, near), filled)
+        else:
+            # The start of a chunk is never negative, so empty slots fall out by themselves.
+            start = ctx.op("Mul", ctx.op("Div", query, reach), reach)
+            seen = ctx.op("And", seen, ctx.op("GreaterOrEqual", key, start, dtype=ir.DataType.BOOL))
+        return additive(ctx, seen)
+
+    return ctx.shared(("ring mask", window, chunk), make)
+
+
+def ring_source(ctx: Lowering, rows: int) -> tuple[ir.Value, ir.Value]:
+    """For each slot of a ring: index of the new token that lands there, (batch, W, 1), and whether one does, (batch, 1, W, 1)."""
+
+    def make() -> tuple[ir.Value, ir.Value]:
+        end = ctx.op("Add", past_column(ctx), seq_column(ctx))
+        source = ctx.op("Sub", ring_positions(ctx, end, rows), past_column(ctx))
+        zero = ctx.scalar(0, ir.DataType.INT64)
+        taken = ctx.op("GreaterOrEqual", source, zero, dtype=ir.DataType.BOOL)
+        index = ctx.op("Unsqueeze", ctx.op("Max", source, zero), ctx.ints(2))
+        return index, ctx.op("Unsqueeze", taken, ctx.ints(1, 3))
+
+    return ctx.shared(("ring source", rows), make)
+
+
+def capacity_mask(ctx: Lowering, cache: ir.Value) -> ir.Value:
+    """Which rows of a full cache a token sees, without the last one, which is reserved: (batch, 1, seq, capacity - 1)."""
+
+    def make() -> ir.Value:
+        rows = ctx.op("Shape", cache, dtype=ir.DataType.INT64, start=2, end=3)
+        zero, one = (ctx.scalar(number, ir.DataType.INT64) for number in (0, 1))
+        last = ctx.op("Sub", ctx.op("Squeeze", rows, ctx.ints(0)), one)
+        key = ctx.op("Unsqueeze", ctx.op("Range", zero, last, one), ctx.ints(0, 1))
+        query = ctx.op("Unsqueeze", positions(ctx), ctx.ints(2))
+        return additive(ctx, ctx.op("LessOrEqual", key, query, dtype=ir.DataType.BOOL))
+
+    return ctx.shared("capacity mask", make)
+
+
+def additive(ctx: Lowering, seen: ir.Value) -> ir.Value:
+    """(batch, seq, T) bool -> (batch, 1, seq, T) in the model's dtype: 0 where seen, the lowest useful number elsewhere."""
+    lowest = -65504.0 if ctx.dtype == ir.DataType.FLOAT16 else -1e9
+    mask = ctx.op("Where", seen, ctx.scalar(0.0), ctx.scalar(lowest), dtype=ctx.dtype)
+    return ctx.op("Unsqueeze", mask, ctx.ints(1))

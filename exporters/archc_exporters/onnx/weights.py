@@ -1,0 +1,171 @@
+"""Where weights come from, one tensor at a time: random numbers or safetensors files. Torch is never imported."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from safetensors import SafetensorError, safe_open
+
+from archc.errors import ArchcError
+from archc.ir.values import Param
+
+Array = np.ndarray[Any, Any]
+Transform = Callable[..., Array]
+"""A pure function of the source arrays, in the order of their names."""
+
+NUMPY_DTYPES: dict[ir.DataType, np.dtype[Any]] = {
+    ir.DataType.FLOAT: np.dtype(np.float32),
+    ir.DataType.FLOAT16: np.dtype(np.float16),
+    ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    ir.DataType.INT64: np.dtype(np.int64),
+    ir.DataType.BOOL: np.dtype(np.bool_),
+}
+_NORMAL_STD = 0.02
+_BLOCK_ELEMENTS = 1 << 24
+
+
+class WeightSource(Protocol):
+    """Reads one parameter when it is needed, in whatever floating dtype it is stored."""
+
+    def read(self, name: str, param: Param) -> Array: ...
+
+
+class RandomWeights:
+    """Numbers seeded by parameter name, so that one weight does not depend on which others are drawn."""
+
+    def __init__(self, seed: int, dtype: ir.DataType) -> None:
+        self._seed, self._dtype = seed, NUMPY_DTYPES[dtype]
+
+    def read(self, name: str, param: Param) -> Array:
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        out = np.empty(param.elements, self._dtype if param.dtype == "model" else np.float32)
+        # In blocks, so that a 16-bit tensor of many gigabytes never exists in float32.
+        for start in range(0, out.size, _BLOCK_ELEMENTS):
+            block = out[start : start + _BLOCK_ELEMENTS]
+            block[...] = _draw(rng, param, block.size)
+        return out.reshape(param.shape)
+
+
+def _draw(rng: np.random.Generator, param: Param, count: int) -> Array:
+    match param.init:
+        case "zeros":
+            return np.zeros(count, np.float32)
+        case "ones":
+            return np.ones(count, np.float32)
+        case "conv":
+            return rng.uniform(-1, 1, count) * param.shape[-1] ** -0.5
+        case "a_log":
+            return np.log(rng.uniform(1, 16, count))
+        case "dt_bias":
+            # softplus(dt_bias) is spread over [1e-3, 0.1] in the logarithm, as in Mamba2.
+            steps = np.exp(rng.uniform(np.log(1e-3), np.log(0.1), count))
+            return steps + np.log(-np.expm1(-steps))
+        case _:
+            return rng.standard_normal(count, np.float32) * np.float32(_NORMAL_STD)
+
+
+class SafetensorsWeights:
+    """One file, or a folder with ``model.safetensors`` or its shards; each tensor is read when it is asked for.
+
+    Raises:
+        ArchcError: files are missing or unreadable, or names or shapes don't fit the graph; all problems at once.
+    """
+
+    def __init__(self, path: Path, params: dict[str, Param]) -> None:
+        self._homes: dict[str, Path] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        self._files: dict[Path, Any] = {}
+        for file in _files(path):
+            try:
+                opened: Any = safe_open(file, framework="numpy")
+                self._files[file] = opened
+                for name in opened.keys():  # noqa: SIM118 - the handle is no mapping
+                    if name in self._homes:
+                        raise ArchcError(f"{name} is in {self._homes[name].name} and in {file.name}")
+                    self._homes[name] = file
+                    shapes[name] = tuple(opened.get_slice(name).get_shape())
+            except (SafetensorError, OSError) as error:
+                raise ArchcError(f"{file} can't be read as safetensors: {error}") from error
+        _match(path, shapes, params)
+
+    def read(self, name: str, param: Param) -> Array:
+        return self._files[self._homes[name]].get_tensor(name)
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    index, whole = path / "model.safetensors.index.json", path / "model.safetensors"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ArchcError(f"{index} is no index of safetensors files: {error!r}") from error
+        missing = [name for name in names if not (path / name).is_file()]
+        if missing:
+            raise ArchcError(f"{index} names files that are not there: {', '.join(missing)}")
+        return [path / name for name in names]
+    if whole.is_file():
+        return [whole]
+    raise ArchcError(f"{path} is neither a safetensors file nor a folder with model.safetensors or its index")
+
+
+def _match(path: Path, shapes: dict[str, tuple[int, ...]], params: dict[str, Param]) -> None:
+    lacking = [name for name in params if name not in shapes]
+    extra = [name for name in shapes if name not in params]
+    wrong = [
+        f"{name} is {list(shapes[name])}, not {list(param.shape)}"
+        for name, param in params.items()
+        if name in shapes and shapes[name] != param.shape
+    ]
+    lines = [
+        f"{len(names)} {what}: {_listed(names)}"
+        for names, what in (
+            (lacking, "weights of the model are not in the file"),
+            (extra, "tensors of the file belong to no weight"),
+            (wrong, "tensors have another shape"),
+        )
+        if names
+    ]
+    if lines:
+        raise ArchcError(f"{path} doesn't fit the model\n  " + "\n  ".join(lines))
+
+
+def _listed(names: Sequence[str], limit: int = 20) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def lazy_tensor(
+    name: str,
+    shape: Sequence[int],
+    dtype: ir.DataType,
+    sources: Sequence[tuple[str, Param]],
+    transform: Transform | None,
+    weights: WeightSource,
+) -> ir.LazyTensor:
+    """An initializer that is read, transformed and rounded when it is written, and forgotten afterwards.
+
+    Raises (when read):
+        ArchcError: a value lies beyond float16.
+    """
+
+    def make() -> ir.TensorProtocol:
+        arrays = [weights.read(source, param) for source, param in sources]
+        array = arrays[0] if transform is None else transform(*arrays)
+        assert array.shape == tuple(shape), f"{name}: the transform gives {array.shape}, not {tuple(shape)}"
+        with np.errstate(over="ignore"):
+            array = np.ascontiguousarray(array, dtype=NUMPY_DTYPES[dtype])
+        if dtype == ir.DataType.FLOAT16 and not np.isfinite(array).all():
+            raise ArchcError(f"{name} has values that float16 can't hold; export it as bfloat16 or float32")
+        return ir.Tensor(array, dtype=dtype, name=name)
+
+    return ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(list(shape)), name=name)
