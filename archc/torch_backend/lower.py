@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Hashable
 from typing import Any
 
 from torch import fx, nn
@@ -10,6 +11,7 @@ from torch import fx, nn
 from archc import registry
 from archc.graph.graph import Graph
 from archc.ir.values import Body, Call, Node, Param, State, Value
+from archc.ops.linear import Linear
 from archc.torch_backend.context import Context, Function
 from archc.torch_backend.scopes import ScopeModule, scope_class, source_of
 from archc.torch_backend.step import last_tokens, step_positions
@@ -25,6 +27,10 @@ def state_of(cache: dict[str, Any] | None, name: str) -> Any:
     return None if cache is None else cache[name]
 
 
+_known: dict[Hashable, type[ScopeModule]] = {}
+"""Classes of bodies that were lowered before, so that a second build of a model prints no source again."""
+
+
 class _Lowering:
     """Classes are made once a body, instances once a scope."""
 
@@ -32,14 +38,16 @@ class _Lowering:
         self.graph, self.context = graph, context
         self.classes: dict[Body, type[ScopeModule]] = {}
         self.states: dict[Body, list[tuple[str, State]]] = {}
-        self.owners: dict[int, tuple[nn.Module, str]] = {}
-        self.shared: list[tuple[nn.Module, str, Param]] = []
+        self.signatures: dict[Body, Hashable] = {}
+        self.tied = {param for _, node in graph.walk() if _is_tied(node) for param in node.params.values()}
+        self.owners: dict[Param, tuple[nn.Module, str]] = {}
+        self.shared: list[tuple[nn.Module, Param]] = []
 
     def root(self) -> ScopeModule:
         module = self._instance(self.graph.root, "Model", is_root=True)
-        for leaf, role, param in self.shared:
-            owner, name = self.owners[id(param)]
-            setattr(leaf, role, getattr(owner, name))
+        for leaf, param in self.shared:
+            owner, name = self.owners[param]
+            leaf.weight = getattr(owner, name)
         return module
 
     def _states(self, body: Body) -> list[tuple[str, State]]:
@@ -51,7 +59,11 @@ class _Lowering:
         leaves = {item: self._leaf(item) for item in body.items if isinstance(item, Node)}
         cls = self.classes.get(body)
         if cls is None:
-            cls = self.classes[body] = self._class(body, leaves, name, is_root)
+            key = (name, is_root, self.context, self._signature(body))
+            cls = _known.get(key)
+            if cls is None:
+                cls = _known[key] = self._class(body, leaves, name, is_root)
+            self.classes[body] = cls
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         for item in body.items:
@@ -63,16 +75,29 @@ class _Lowering:
                     _place(module, item.name, leaf)
         return module
 
+    def _signature(self, body: Body) -> Hashable:
+        """All that the source of a body depends on: ops, names, and how values flow."""
+        if body not in self.signatures:
+            numbers = {value: i for i, value in enumerate(body.inputs)}
+            items: list[Hashable] = []
+            for item in body.items:
+                ins = tuple(numbers[value] for value in item.inputs)
+                for value in item.outputs:
+                    numbers[value] = len(numbers)
+                inner = item.op if isinstance(item, Node) else self._signature(item.body)
+                items.append((item.name, inner, ins))
+            self.signatures[body] = (tuple(items), tuple(numbers[value] for value in body.outputs))
+        return self.signatures[body]
+
     def _leaf(self, node: Node) -> nn.Module | Function:
         leaf = registry.load("torch", node.op.op_name)(node, self.context)
-        if isinstance(leaf, nn.Module):
+        if isinstance(leaf, nn.Module) and self.tied:
             for role, param in node.params.items():
-                if node.op.op_name != "linear" or not getattr(node.op, "tied", False) or role != "weight":
-                    name = param.name.removeprefix(f"{node.name}.")
-                    *parents, last = name.split(".")
-                    self.owners[id(param)] = (leaf.get_submodule(".".join(parents)), last)
-                else:
-                    self.shared.append((leaf, role, param))
+                if param in self.tied and _is_tied(node) and role == "weight":
+                    self.shared.append((leaf, param))
+                elif param in self.tied:
+                    *parents, last = param.name.removeprefix(f"{node.name}.").split(".")
+                    self.owners[param] = (leaf.get_submodule(".".join(parents)), last)
         return leaf
 
     def _class(
@@ -134,6 +159,10 @@ class _Lowering:
         graph.output(results[0] if len(results) == 1 else tuple(results))
         code, imports = source_of(graph)
         return scope_class(name, code, imports, graph)
+
+
+def _is_tied(node: Node) -> bool:
+    return isinstance(node.op, Linear) and node.op.tied
 
 
 def _uses(body: Body, value: Value) -> bool:

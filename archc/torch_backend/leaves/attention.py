@@ -43,7 +43,13 @@ class Attention(nn.Module):
         self.register_parameter("sinks", None)
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, step: Step | None = None, key: Tensor | None = None, value: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: Step | None = None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
     ) -> Tensor:
         q, k, v = to_heads(q, self.key_dim), to_heads(k, self.key_dim), to_heads(v, self.value_dim)
         if key is None or value is None:

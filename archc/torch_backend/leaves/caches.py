@@ -18,7 +18,9 @@ def write_rows(cache_BKTH: Tensor, new_BKSH: Tensor, step: Step) -> None:
     """
     seq, rows = new_BKSH.shape[2], cache_BKTH.shape[2]
     if step.past + seq > rows:
-        raise ValueError(f"the cache holds {rows} tokens and {step.past} + {seq} are needed; make it with a larger max_model_len")
+        raise ValueError(
+            f"the cache holds {rows} tokens and {step.past} + {seq} are needed; make it with a larger max_model_len"
+        )
     if step.uniform or step.past == 0:
         cache_BKTH[:, :, step.past : step.past + seq] = new_BKSH.to(cache_BKTH.dtype)
     else:

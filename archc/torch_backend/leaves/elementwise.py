@@ -37,9 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def gated(
-    gate: Tensor, up: Tensor, *, function: str, limit: float | None, alpha: float, up_offset: float
-) -> Tensor:
+def gated(gate: Tensor, up: Tensor, *, function: str, limit: float | None, alpha: float, up_offset: float) -> Tensor:
     """``act(alpha gate) gate (up + up_offset)`` with both branches clamped to ``limit``."""
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

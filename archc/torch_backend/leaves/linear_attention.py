@@ -27,7 +27,14 @@ class LinearAttention(nn.Module):
         self.twin = twin
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, step: Step | None = None, state: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        beta: Tensor,
+        step: Step | None = None,
+        state: Tensor | None = None,
     ) -> Tensor:
         if decay.shape[-1] != beta.shape[-1]:
             decay = decay.unflatten(-1, (-1, self.key_dim))
@@ -35,7 +42,9 @@ class LinearAttention(nn.Module):
             # A padded token must neither decay the state nor write to it.
             decay = decay * valid.view(*valid.shape, *(1,) * (decay.dim() - 2))
             beta = beta * valid.unsqueeze(-1)
-        heads = [x.unflatten(-1, (-1, width)) for x, width in ((q, self.key_dim), (k, self.key_dim), (v, self.value_dim))]
+        heads = [
+            x.unflatten(-1, (-1, width)) for x, width in ((q, self.key_dim), (k, self.key_dim), (v, self.value_dim))
+        ]
         rule = gated_delta_rule if self.twin is None else delta_twin(self.twin)
         out, final = rule(*heads, decay, beta, state, scale=self.scale)
         if state is not None:

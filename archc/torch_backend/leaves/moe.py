@@ -109,9 +109,7 @@ class Experts(nn.Module):
         words = {"function": self.function, "limit": self.limit, "alpha": self.alpha, "up_offset": self.up_offset}
         return gated(gate, up, **words)
 
-    def _project(
-        self, rows: Tensor, weight: Tensor, bias: Tensor | None, ends_E: Tensor, sorted_R: Tensor
-    ) -> Tensor:
+    def _project(self, rows: Tensor, weight: Tensor, bias: Tensor | None, ends_E: Tensor, sorted_R: Tensor) -> Tensor:
         y = grouped_linear(rows, weight, ends_E, False)
         return y if bias is None else y + bias[sorted_R]
 

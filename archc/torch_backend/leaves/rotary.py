@@ -39,9 +39,7 @@ class RopeTable(nn.Module):
         return f"dim={2 * len(self.frequencies)}, factor={self.factor:g}"
 
 
-def rotate(
-    x: Tensor, cos_BSR: Tensor, sin_BSR: Tensor, *, head_dim: int, dim: int, offset: int, style: str
-) -> Tensor:
+def rotate(x: Tensor, cos_BSR: Tensor, sin_BSR: Tensor, *, head_dim: int, dim: int, offset: int, style: str) -> Tensor:
     """``dim`` channels of each head turned, from ``offset``: x (B, S, N x H) -> same."""
     x_BSNH = x.unflatten(-1, (-1, head_dim))
     part = x_BSNH[..., offset : offset + dim] if dim != head_dim else x_BSNH

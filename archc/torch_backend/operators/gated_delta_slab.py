@@ -269,7 +269,9 @@ class Slab:
         while h < c:
             n = self.N * c // (2 * h)
             rows, columns = self._pair(h)
-            d_corner = space("corner", self.N, c // (2 * h), h, 2, h).copy_(_corners(d_scores_NC2C, h)).view(n, 2 * h, h)
+            d_corner = (
+                space("corner", self.N, c // (2 * h), h, 2, h).copy_(_corners(d_scores_NC2C, h)).view(n, 2 * h, h)
+            )
             d_rows = torch.bmm(d_corner, columns, out=space("d_pair", n, 2 * h, self.keys)).view(n, h, 2, self.keys)
             prefix = self.prefix_NCG.view(n, 2, h, 1, self.gates)[:, 1]
             d_qb_NC2K.view(n, 2, h, 2, self.keys)[:, 1].addcmul_(d_rows, prefix)

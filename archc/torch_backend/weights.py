@@ -1,0 +1,115 @@
+"""Weights in and out of safetensors, by the graph's names: each tied weight once, nothing missing, nothing left over."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from archc.errors import ArchcError
+from archc.torch_backend.build import graph_of
+
+Progress = Callable[[str, int, int], None]
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+
+
+def materialise(model: nn.Module, device: str | torch.device) -> nn.Module:
+    """Storage for every weight that is on the meta device, not initialised; tied weights stay tied."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and tensor.is_meta:
+                    if id(tensor) not in made:
+                        empty: Any = torch.empty_like(tensor, device=device)
+                        made[id(tensor)] = (
+                            nn.Parameter(empty, tensor.requires_grad) if table is module._parameters else empty
+                        )
+                    table[name] = made[id(tensor)]
+    return model
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Name -> weight as a file holds them: the graph's names, each tied weight once, buffers included."""
+    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    return {name: tensors[name] for name in graph_of(model).params()}
+
+
+def save_weights(model: nn.Module, path: str | Path) -> Path:
+    """Write a safetensors file beside ``path``, then rename it, so that an earlier file is whole until the new one is."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        tensors = {name: tensor.detach().contiguous() for name, tensor in weights_of(model).items()}
+        save_file(tensors, str(partial), metadata={"format": "pt", "archc_name": graph_of(model).name})
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def load_weights(model: nn.Module, path: str | Path, *, progress: Progress | None = None) -> nn.Module:
+    """Fill a model from a safetensors file, or a folder of shards with an index, one tensor at a time.
+
+    Tensors are converted to the dtype of the weight they fill. A model on the meta device must be materialised first.
+
+    Raises:
+        ArchcError: names or shapes don't fit; every one is listed, and no weight was changed.
+    """
+    wanted = weights_of(model)
+    with ExitStack() as stack:
+        found = dict(_open(Path(path), stack))
+        problems = [f"{name} is missing" for name in wanted if name not in found]
+        problems += [f"{name} is no weight of {graph_of(model).name}" for name in found if name not in wanted]
+        for name, tensor in wanted.items():
+            if name in found and (shape := list(found[name].get_slice(name).get_shape())) != list(tensor.shape):
+                problems.append(f"{name} is {shape}, the model's is {list(tensor.shape)}")
+            if tensor.is_meta:
+                problems.append(f"{name} is on the meta device: materialise the model first")
+        if problems:
+            raise ArchcError(f"{path}: {len(problems)} weights don't fit:\n  " + "\n  ".join(problems))
+        with torch.no_grad():
+            for number, (name, tensor) in enumerate(wanted.items(), 1):
+                tensor.copy_(found[name].get_tensor(name))
+                if progress is not None:
+                    progress(name, number, len(wanted))
+    return model
+
+
+def _open(path: Path, stack: ExitStack) -> Iterator[tuple[str, Any]]:
+    """(tensor name, open file that holds it)."""
+    for file in _files(path):
+        try:
+            handle: Any = stack.enter_context(safe_open(str(file), framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise ArchcError(f"{file} can't be read as safetensors: {error}") from error
+        for name in handle.keys():  # noqa: SIM118 (a handle is no mapping)
+            yield name, handle
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    index = path / INDEX
+    if not index.is_file():
+        return [path / "model.safetensors"]
+    if index.stat().st_size > MAX_INDEX_BYTES:
+        raise ArchcError(f"{index} is larger than {MAX_INDEX_BYTES} bytes")
+    try:
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ArchcError(f"{index} is no safetensors index: {error!r}") from error
+    bad = [shard for shard in shards if not isinstance(shard, str) or Path(shard).name != shard]
+    if bad:
+        raise ArchcError(f"{index} names files outside its folder: {bad}")
+    return [path / shard for shard in shards]
