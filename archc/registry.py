@@ -56,14 +56,16 @@ def _scan() -> dict[str, dict[str, list[tuple[EntryPoint, str, str]]]]:
         text = dist.read_text("entry_points.txt")
         if text is None or "[archc." not in text:
             continue
-        package = dist.metadata["Name"]
+        # Each access parses the file anew.
+        metadata = dist.metadata
+        package, version = metadata["Name"], metadata["Version"]
         if package in seen:
             continue
         seen.add(package)
         for point in dist.entry_points:
             if point.group.startswith("archc."):
                 family = found.setdefault(point.group.removeprefix("archc."), {})
-                family.setdefault(point.name, []).append((point, package, dist.version))
+                family.setdefault(point.name, []).append((point, package, version))
     return found
 
 
