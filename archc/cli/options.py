@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from archc.errors import ArchcError, CheckFailedError, Problem, SpecError
+from archc.errors import ArchcError, CheckFailedError, MissingExtraError, Problem, SpecError
 from archc.units import DTYPE_BITS, SHORT_DTYPES, dtype_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,6 +59,18 @@ def print_error(error: ArchcError) -> None:
 def print_json(data: Any) -> None:
     """Data for programs, on stdout."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def require_extra(extra: str, modules: tuple[str, ...], what: str) -> None:
+    """Say what to install before an import fails halfway.
+
+    Raises:
+        MissingExtraError: one of the modules is not installed.
+    """
+    from importlib.util import find_spec
+
+    if any(find_spec(module) is None for module in modules):
+        raise MissingExtraError(extra, what)
 
 
 def stdout_is_terminal() -> bool:

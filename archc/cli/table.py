@@ -57,3 +57,14 @@ def _print_rich(columns: Row, rows: Sequence[Row], left: int) -> None:
     for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``0-2,4-6`` of ascending numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
