@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from typing import cast as typing_cast
 
 from pydantic import BaseModel
 
@@ -85,9 +86,7 @@ def _layer(
         before = g.cache_dtype, g.state_dtype, g.norm
         g.cache_dtype, g.state_dtype, g.norm = mixer.cache.kv_dtype(), mixer.cache.state_dtype, place_norm
         try:
-            return g.scope(
-                "mixer", lambda inner, v: mixer.define(inner, v), value, label=plan.mixer or "", part="mixer"
-            )
+            return g.scope("mixer", mixer.define, value, label=plan.mixer or "", part="mixer")
         finally:
             g.cache_dtype, g.state_dtype, g.norm = before
 
@@ -95,7 +94,7 @@ def _layer(
         assert ffn is not None
         before, g.norm = g.norm, place_norm
         try:
-            return g.scope("ffn", lambda inner, v: ffn.define(inner, v), value, label=plan.ffn or "", part="ffn")
+            return g.scope("ffn", ffn.define, value, label=plan.ffn or "", part="ffn")
         finally:
             g.norm = before
 
@@ -153,7 +152,7 @@ def _plugins(spec: Spec) -> dict[str, tuple[str, str]]:
             for _, inner in value:
                 visit(inner)
         elif isinstance(value, dict):
-            for inner in value.values():
+            for inner in typing_cast("dict[str, Any]", value).values():
                 visit(inner)
 
     visit(spec)

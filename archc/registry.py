@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -135,7 +135,7 @@ def provider(family: str, name: str) -> tuple[str, str] | None:
 
 
 @contextmanager
-def temporary(plugins: Mapping[tuple[str, str], Any]) -> Iterator[None]:
+def temporary(plugins: Mapping[tuple[str, str], Any]) -> Generator[None]:
     """Register (family, name) -> object for the length of a ``with`` block: for tests and notebooks."""
     before = dict(_extra)
     for family, name in plugins:

@@ -39,7 +39,7 @@ class Tracer:
         self._frames = [_Frame(Body("model"), "")]
         self._number = 0
         self._memo: dict[Hashable, _Traced] = {}
-        self._hoisted: dict[Hashable, tuple[Value, ...]] = {}
+        self._hoisted: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
         self._index_used = False
         self._layer_index: int | None = None
         self.sources: dict[str, Value] = {}
@@ -88,7 +88,7 @@ class Tracer:
         """Place an op at the root, before the scope that is open, once for equal ops over equal inputs."""
         key = (op, tuple(inputs))
         if key not in self._hoisted:
-            count = sum(isinstance(known, tuple) and type(known[0]) is type(op) for known in self._hoisted)
+            count = sum(type(known) is type(op) for known, _ in self._hoisted)
             self._hoisted[key] = self._emit_into(0, op, inputs, f"{name}_{count}", None)
         return self._hoisted[key]
 

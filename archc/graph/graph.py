@@ -28,9 +28,9 @@ class Graph:
     vocab_size: int | None
     max_position_embeddings: int | None
     num_layers: int
-    inputs: dict[str, Value] = field(default_factory=dict)
-    outputs: dict[str, Value] = field(default_factory=dict)
-    plugins: dict[str, tuple[str, str]] = field(default_factory=dict)
+    inputs: dict[str, Value] = field(default_factory=dict[str, Value])
+    outputs: dict[str, Value] = field(default_factory=dict[str, Value])
+    plugins: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     mtp: Graph | None = None
 
     def walk(self) -> Iterator[tuple[str, Node]]:

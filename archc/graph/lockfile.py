@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 from archc._version import __version__
 from archc.graph.graph import Graph
@@ -109,5 +109,5 @@ def _attrs(op: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item) for item in cast("tuple[Any, ...]", value)]
     return _attrs(value) if is_dataclass(value) else value

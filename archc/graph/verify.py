@@ -62,6 +62,6 @@ def _verify_names(graph: Graph) -> None:
             if owners.setdefault(name, id(param)) != id(param):
                 raise GraphError(f"{graph.name}: two weights are called {name}")
     states = [name for name, _ in graph.root.states()]
-    doubled = {name for name in states if states.count(name) > 1} if len(set(states)) != len(states) else set()
-    if doubled:
+    if len(set(states)) != len(states):
+        doubled = {name for name in states if states.count(name) > 1}
         raise GraphError(f"{graph.name}: states written twice: {', '.join(sorted(doubled))}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, cast as typed
+from typing import Any
+from typing import cast as typed
 
 import torch
 from torch import Tensor, nn

@@ -117,8 +117,8 @@ class _Lowering:
             last_only = graph.placeholder("last_only", default_value=False)
             env[self.graph.inputs["input_ids"]] = ids
             if _uses(body, self.graph.inputs["positions"]):
-                env[self.graph.inputs["positions"]] = graph.call_function(step_positions, (step, ids))
-            cells = {path: graph.call_function(state_of, (cache, path)) for path, _ in states}
+                env[self.graph.inputs["positions"]] = _function(graph, "positions", step_positions, (step, ids))
+            cells = {path: _function(graph, _short(path), state_of, (cache, path)) for path, _ in states}
             layers = [item for item in body.items if isinstance(item, Call) and item.name.startswith("layers.")]
             tail = set(layers[-1].outputs) if layers else set()
         else:
@@ -142,7 +142,7 @@ class _Lowering:
             else:
                 leaf = leaves[item]
                 if isinstance(leaf, Function):
-                    result = graph.call_function(leaf.target, tuple(args), dict(leaf.keywords))
+                    result = _function(graph, item.op.op_name, leaf.target, tuple(args), leaf.keywords)
                 else:
                     if item.states:
                         args += [step, *(cells[state.name] for state in item.states.values())]
@@ -151,14 +151,27 @@ class _Lowering:
                 env[item.outputs[0]] = result
             else:
                 for i, value in enumerate(item.outputs):
-                    env[value] = graph.call_function(operator.getitem, (result, i))
+                    env[value] = _function(graph, f"{result.name}_{i}", operator.getitem, (result, i))
             for value in tail.intersection(item.outputs):
                 # The final norm and the head need no more tokens than the caller does.
-                env[value] = graph.call_function(last_tokens, (env[value], step, last_only))
+                env[value] = _function(graph, "last", last_tokens, (env[value], step, last_only))
         results = [env[value] for value in body.outputs]
         graph.output(results[0] if len(results) == 1 else tuple(results))
         code, imports = source_of(graph)
         return scope_class(name, code, imports, graph)
+
+
+def _function(
+    graph: fx.Graph, name: str, target: Any, args: tuple[Any, ...], keywords: dict[str, Any] | None = None
+) -> fx.Node:
+    """A call under a readable name, which fx makes unique."""
+    return graph.create_node("call_function", target, args, keywords or {}, name=name)
+
+
+def _short(path: str) -> str:
+    """``layers.3.mixer.attention.key`` -> ``layer_3_key``."""
+    parts = path.split(".")
+    return f"layer_{parts[1]}_{parts[-1]}" if parts[0] == "layers" else parts[-1]
 
 
 def _is_tied(node: Node) -> bool:
@@ -179,9 +192,9 @@ def _class_name(call: Call) -> str:
 def _place(root: nn.Module, path: str, module: nn.Module) -> None:
     """Put a module under a dotted name; numbers become elements of a ModuleList."""
     *parents, last = path.split(".")
-    home = root
+    home: nn.Module = root
     for parent in parents:
         if parent not in home._modules:
             home.add_module(parent, nn.ModuleList())
-        home = home._modules[parent]  # type: ignore[assignment]
+        home = home.get_submodule(parent)
     home.add_module(last, module)

@@ -46,7 +46,7 @@ class LinearAttention(nn.Module):
             x.unflatten(-1, (-1, width)) for x, width in ((q, self.key_dim), (k, self.key_dim), (v, self.value_dim))
         ]
         rule = gated_delta_rule if self.twin is None else delta_twin(self.twin)
-        out, final = rule(*heads, decay, beta, state, scale=self.scale)
+        out, final = rule(heads[0], heads[1], heads[2], decay, beta, state, scale=self.scale)
         if state is not None:
             state.copy_(final)
         return out.flatten(-2)

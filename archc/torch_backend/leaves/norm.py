@@ -25,6 +25,8 @@ def rms(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 class RMSNorm(nn.Module):
     """Over the whole width, or over each head of it."""
 
+    weight: nn.Parameter
+
     def __init__(self, op: ops.RMSNorm) -> None:
         super().__init__()
         self.eps, self.weight_offset, self.head_dim = op.eps, op.weight_offset, op.head_dim
@@ -41,6 +43,8 @@ class RMSNorm(nn.Module):
 
 class GatedNorm(nn.Module):
     """``rms_norm(x) w act(gate)`` a head."""
+
+    weight: nn.Parameter
 
     def __init__(self, op: ops.GatedNorm) -> None:
         super().__init__()

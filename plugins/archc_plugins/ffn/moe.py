@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
@@ -35,17 +35,17 @@ class MoE(FFN):
         """The width of an expert is stated once, here; the kind in ``expert`` gets it."""
         if not isinstance(data, Mapping):
             return data
-        expert = data.get("expert")
-        if expert is None or isinstance(expert, str):
-            expert = {"kind": expert or "swiglu"}
-        if not isinstance(expert, Mapping) or "intermediate_size" not in data:
-            return data
+        keys = cast("Mapping[str, Any]", data)
+        stated: Any = keys.get("expert")
+        expert: Any = {"kind": stated or "swiglu"} if stated is None or isinstance(stated, str) else stated
+        if not isinstance(expert, Mapping) or "intermediate_size" not in keys:
+            return keys
         if "intermediate_size" in expert:
             hint = "The width of an expert is the intermediate_size of the moe"
             raise faults(
                 cls.__name__, [(("expert", "intermediate_size"), fault("belongs one level up", hint, code="rule"))]
             )
-        return {**data, "expert": {**expert, "intermediate_size": data["intermediate_size"]}}
+        return {**keys, "expert": {**cast("Mapping[str, Any]", expert), "intermediate_size": keys["intermediate_size"]}}
 
     def rules(self) -> Iterator[tuple[str, str]]:
         groups = self.router.n_group
