@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from archc.spec.nodes import Path
+from archc.spec.nodes import Path, is_list, is_mapping
 from archc.spec.scalars import ScalarError, resolve
 
 _PLAIN = re.compile(r"(?:[A-Za-z_(]|[0-9.]+/)[A-Za-z0-9_./+()*-]*(?: [A-Za-z0-9_./+()*-]+)*")
@@ -24,7 +24,7 @@ def _lines(tree: Mapping[str, Any], notes: Mapping[Path, str], path: Path) -> It
     indent = "  " * len(path)
     for key, value in tree.items():
         here = (*path, key)
-        if isinstance(value, Mapping) and value:
+        if is_mapping(value) and value:
             yield f"{indent}{_text(key)}:"
             yield from _lines(value, notes, here)
         else:
@@ -34,9 +34,9 @@ def _lines(tree: Mapping[str, Any], notes: Mapping[Path, str], path: Path) -> It
 
 def flow(value: Any) -> str:
     """A value on one line."""
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return f"{{{', '.join(f'{_text(str(key))}: {flow(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list | tuple):
+    if is_list(value):
         return f"[{', '.join(map(flow, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import yaml
@@ -12,9 +13,9 @@ from archc.spec.scalars import ScalarError, resolve, shortened
 
 try:
     # pyyaml built without libyaml has no such module.
-    from yaml.cyaml import CParser as _Parser
+    _Parser: Any = import_module("yaml.cyaml").CParser
 except ImportError:
-    from yaml import Loader as _Parser
+    _Parser = yaml.Loader
 
 MAX_DEPTH = 32
 MAX_EVENTS = 50_000
@@ -71,7 +72,7 @@ class Composer:
             yaml.YAMLError: not YAML.
         """
         parser: Any = _Parser(text)
-        handlers = {
+        handlers: dict[Any, Any] = {
             yaml.ScalarEvent: self._scalar,
             yaml.AliasEvent: self._alias,
             yaml.MappingStartEvent: self._start,

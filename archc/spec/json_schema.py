@@ -9,6 +9,7 @@ from typing import Any
 
 from archc import registry
 from archc.spec.merge import EXTENDS, NAMED_SECTIONS
+from archc.spec.nodes import is_list, is_mapping
 from archc.spec.schema import Spec
 from archc.spec.slots import Slot
 
@@ -74,9 +75,9 @@ class _Writer:
 
     def _resolved(self, node: Any, family: str) -> Any:
         """The schema with slots as references, and null wherever a key may be left out."""
-        if isinstance(node, list):
+        if is_list(node):
             return [self._resolved(item, family) for item in node]
-        if not isinstance(node, dict):
+        if not is_mapping(node):
             return node
         if "x-archc-slot" in node:
             return {"$ref": self._family_ref(Slot(**node["x-archc-slot"]), inside=family)}
@@ -104,7 +105,7 @@ class _Writer:
         return {"anyOf": [resolved, _NULL]}
 
     def _family_ref(self, slot: Slot, *, entry: bool = False, inside: str = "") -> str:
-        """Where a family's alternatives are written; a kind inside one of its own family gets keys from it, so none is required."""
+        """Where a family's alternatives are; a kind inside one of its own family gets keys from it, so none is required."""
         prefix = _AMENDS if slot.family == inside else self.prefix
         name = (
             f"{prefix}{slot.family}" + (f"={slot.default_kind}" if slot.default_kind else "") + ("s" if entry else "")

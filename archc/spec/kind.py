@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self, get_args, get_origin
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from archc.spec.faults import fault, faults
-from archc.spec.nodes import Path
+from archc.spec.nodes import Path, is_mapping
 from archc.spec.values import Scale
 
 
@@ -30,13 +30,15 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
+        if not is_mapping(data):
             return data
         # An unknown key with null stays, to be refused.
-        known = {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
+        known: dict[str, Any] = {
+            key: value for key, value in data.items() if value is not None or key not in cls.model_fields
+        }
         for key in cls._tuples & known.keys():
-            if isinstance(known[key], list):
-                known[key] = tuple(known[key])
+            if isinstance(items := known[key], list):
+                known[key] = tuple(cast("list[Any]", items))
         return known
 
 

@@ -13,7 +13,7 @@ from archc.errors import Problem, SpecError
 from archc.spec.merge import merge_siblings, set_value
 from archc.spec.messages import Error, explain, key_mark, problem_at
 from archc.spec.near import nearest
-from archc.spec.nodes import Node
+from archc.spec.nodes import Node, is_mapping
 from archc.spec.parents import with_parents
 from archc.spec.reader import read_file, read_text, read_value
 from archc.spec.scalars import shortened
@@ -156,7 +156,7 @@ def _warnings(tree: Node, extended: frozenset[str]) -> list[Problem]:
 
 def _mapping(node: Node | None) -> Mapping[str, Any]:
     value = None if node is None else node.plain()
-    return value if isinstance(value, dict) else {}
+    return value if is_mapping(value) else {}
 
 
 def _once(problems: list[Problem]) -> list[Problem]:

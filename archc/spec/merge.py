@@ -160,8 +160,10 @@ class _Family:
         if self.size > MAX_NODES:
             mark = mine.mark
             message = f"too long: more than {MAX_NODES:,} values once siblings are written out"
-            place = {"file": mark.file, "line": mark.line, "column": mark.column}
-            raise SpecError([*self.problems, Problem(message=message, path=self.section, code="yaml", **place)])
+            problem = Problem(
+                message=message, path=self.section, file=mark.file, line=mark.line, column=mark.column, code="yaml"
+            )
+            raise SpecError([*self.problems, problem])
         members, keys = dict(base.mapping), dict(base.keys)
         for key, node in mine.mapping.items():
             if key == EXTENDS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 Scalar: TypeAlias = str | int | float | bool | None
 Path: TypeAlias = tuple[str | int, ...]
@@ -82,6 +82,16 @@ class Node:
         if isinstance(self.value, Sequence) and not isinstance(self.value, str):
             return [node.plain() for node in self.value]
         return self.value
+
+
+def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether plain data is a mapping; a reader gives no key but text."""
+    return isinstance(value, Mapping)
+
+
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether plain data is a list or a tuple."""
+    return isinstance(value, list | tuple)
 
 
 def dotted(path: Sequence[str | int]) -> str:

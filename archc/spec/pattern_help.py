@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from archc.spec.near import listed
+from archc.spec.nodes import is_list
 from archc.spec.patterns import (
     MAX_LAYERS,
     Item,
@@ -91,7 +92,7 @@ def ratio(word: str, names: Sequence[str], num_layers: int | None) -> str:
 
 def layer_numbers(value: Mapping[str, Any], names: Sequence[str], num_layers: int | None) -> str:
     """The pattern behind lists of layer numbers, counted from 1 and from 0; empty when it can't be told."""
-    lists = {key: layers for key, layers in value.items() if isinstance(layers, list)}
+    lists = {key: layers for key, layers in value.items() if is_list(layers)}
     owners = _owners(list(lists), names)
     if owners is None or num_layers is None:
         return ""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from archc.spec.nodes import is_list
 from archc.spec.scalars import shortened
 
 MAX_LAYERS = 10_000
@@ -72,7 +73,7 @@ def joined(value: Any) -> str | None:
     """A pattern's text: a text, or the entries of a list joined by spaces; None for anything else."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list | tuple) and value and all(isinstance(entry, str) for entry in value):
+    if is_list(value) and value and all(isinstance(entry, str) for entry in value):
         return " ".join(value)
     return None
 
@@ -139,7 +140,7 @@ class _Parser:
             raise PatternError("a pattern names at least one layer (found nothing)")
         items = self._pattern(0)
         if self.at < len(self.text):
-            self._fail()
+            raise self._error()
         return items
 
     def _pattern(self, depth: int) -> Items:
@@ -174,11 +175,11 @@ class _Parser:
                 raise PatternError(f"parentheses nest at most {MAX_NESTING} deep")
             items = self._pattern(depth + 1)
             if not self._takes(")"):
-                self._fail()
+                raise self._error()
             return items
         found = _UNIT.match(self.text, self.at)
         if found is None:
-            self._fail()
+            raise self._error()
         self.at = found.end()
         return found[0]
 
@@ -193,18 +194,18 @@ class _Parser:
         end = _SPACE.search(self.text, self.at)
         return shortened(self.text[start : end.start() if end else None].strip("()") or self.text[start:])
 
-    def _fail(self) -> Any:
+    def _error(self) -> PatternError:
         here = self.text[self.at : self.at + 1]
         if not here:
-            raise PatternError("a parenthesis is not closed", word="(")
+            return PatternError("a parenthesis is not closed", word="(")
         if here == ")":
-            raise PatternError("a parenthesis is closed that was not opened, or holds nothing", word=")")
+            return PatternError("a parenthesis is closed that was not opened, or holds nothing", word=")")
         if here.isspace() or here == "*":
-            raise PatternError(
+            return PatternError(
                 f"no space inside an item (found {shortened(self.text)})", "Write kda*3, (kda*3 mla)*", word=here
             )
         word = self._word()
-        raise PatternError(f"can't be read as a pattern (found {word})", word=word)
+        return PatternError(f"can't be read as a pattern (found {word})", word=word)
 
 
 def pattern_of(names: Sequence[str]) -> str:
@@ -224,8 +225,7 @@ def pattern_of(names: Sequence[str]) -> str:
             if times < 2:
                 continue
             tail = head + times * period
-            unit = runs(names[head : head + period])
-            open_item = Item(unit if len(unit) > 1 or unit[0].count != 1 else unit[0].unit, None)
+            open_item = Item(runs(names[head : head + period]) if period > 1 else names[head], None)
             text = written((*runs(names[:head]), open_item, *runs(names[tail:])))
             if len(text) < len(best):
                 best = text

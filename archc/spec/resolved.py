@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -13,7 +13,7 @@ from archc.spec.emit import emit
 from archc.spec.kind import Kind
 from archc.spec.load import load_tree
 from archc.spec.merge import kind_key
-from archc.spec.nodes import Mark, Node, Path
+from archc.spec.nodes import Mark, Node, Path, is_list, is_mapping
 from archc.spec.schema import Spec
 from archc.spec.values import Scale
 
@@ -55,11 +55,10 @@ class Resolved:
 
     def _value(self, value: Any, node: Node | None, path: Path) -> Any:
         if isinstance(value, BaseModel):
-            members = dict(self._mapping(value, node, path))
-            return members
-        if isinstance(value, Mapping):
+            return dict(self._mapping(value, node, path))
+        if is_mapping(value):
             return {
-                str(name): self._value(item, None if node is None else node.child(str(name)), (*path, str(name)))
+                name: self._value(item, None if node is None else node.child(name), (*path, name))
                 for name, item in value.items()
             }
         plain = _plain(value)
@@ -80,7 +79,7 @@ def resolved(path: str | FilePath, overrides: Sequence[str] = ()) -> Resolved:
 def _plain(value: Any) -> Any:
     if isinstance(value, Scale):
         return value.plain()
-    if isinstance(value, list | tuple):
+    if is_list(value):
         return [_plain(item) for item in value]
     if isinstance(value, BaseModel):
         return {name: _plain(item) for name, item in value if item is not None}

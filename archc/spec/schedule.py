@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from archc.spec.faults import fault
 from archc.spec.near import listed, nearest
-from archc.spec.nodes import Path
+from archc.spec.nodes import Path, is_list, is_mapping
 from archc.spec.pattern_help import layer_numbers, misfit, ratio
 from archc.spec.patterns import MAX_LAYERS, NAME, NONE, Items, PatternError, copies, expand, joined, parse
 from archc.spec.scalars import shortened
@@ -147,14 +147,14 @@ def _takes(track: str) -> str:
 
 
 def _no_pattern(takes: str, value: Any, known: Collection[str], num_layers: int | None) -> PatternError:
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         keys = shortened(", ".join(map(str, value)))
         if value and all(isinstance(item, list) for item in value.values()):
             return PatternError(
                 f"takes a pattern, not layer numbers (found {keys})", layer_numbers(value, tuple(known), num_layers)
             )
         return PatternError(f"takes a pattern, not a mapping (found {keys or 'an empty one'})")
-    if isinstance(value, list | tuple):
+    if is_list(value):
         entry = next((entry for entry in value if not isinstance(entry, str)), "nothing")
         return PatternError(f"a pattern names {takes} (found {_entry(entry)})")
     return PatternError(f"a pattern names {takes} (found {_entry(value)})")

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from archc.spec.faults import fault, faults
 from archc.spec.kind import Section
+from archc.spec.nodes import is_mapping
 from archc.spec.patterns import MAX_LAYERS, joined
 from archc.spec.schedule import Found, LayerPlan, Names, check_names, check_stack, plans
 from archc.spec.slots import Slot
@@ -90,7 +91,7 @@ class Spec(Section):
             raise faults("Spec", found)
         if self.mtp is not None and self.mtp.block is None:
             # Frozen for its readers; this is still its making.
-            self.__dict__["mtp"] = self.mtp.model_copy(update={"block": self.stack.block})
+            vars(self)["mtp"] = self.mtp.model_copy(update={"block": self.stack.block})
         return self
 
 
@@ -101,11 +102,11 @@ def check_layers(spec: Mapping[str, Any]) -> Iterator[Found]:
     sections = {section: _plain(spec.get(section)) for section in PLACED_SECTIONS}
     yield from check_names(names)
     stack = sections.get("stack")
-    if isinstance(stack, Mapping) and stack.get("block") is None:
+    if is_mapping(stack) and stack.get("block") is None:
         yield ("stack", "block"), PydanticCustomError("missing", "block is required")
     for section in PLACED_SECTIONS:
         stack = sections.get(section)
-        if isinstance(stack, Mapping) and mixers:
+        if is_mapping(stack) and mixers:
             yield from check_stack(section, stack, names)
 
 
@@ -114,4 +115,4 @@ def _plain(stack: Any) -> Any:
 
 
 def _keys(value: Any) -> tuple[str, ...]:
-    return tuple(value) if isinstance(value, Mapping) else ()
+    return tuple(value) if is_mapping(value) else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -13,6 +12,7 @@ from archc.errors import PluginError
 from archc.spec.faults import fault
 from archc.spec.kind import Kind
 from archc.spec.near import nearest
+from archc.spec.nodes import is_mapping
 from archc.spec.scalars import shortened
 
 
@@ -43,7 +43,7 @@ class Slot:
                 raise fault(f"should be a {self.family} (found a {value.family})", code="slot")
             return value
         name = self.name_in(value)
-        if isinstance(value, Mapping):
+        if is_mapping(value):
             return self.load(name).model_validate({key: item for key, item in value.items() if key != self.key})
         return self.load(name).model_validate({})
 
@@ -55,7 +55,7 @@ class Slot:
         """
         if isinstance(value, str):
             return value
-        if not isinstance(value, Mapping):
+        if not is_mapping(value):
             raise fault(f"should be a {self.family}: a mapping with its {self.key}, or the bare name", code="slot")
         name = value.get(self.key, self.default_kind)
         if name is None:

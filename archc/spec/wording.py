@@ -41,7 +41,8 @@ _HINTS = {"qk_norm": "Qwen3 and Gemma 3: head; OLMo 2: width"}
 
 def expected(error: Mapping[str, Any]) -> str:
     """What the value should be (``an integer``); empty for an error that is worded elsewhere."""
-    kind, context = error["type"], error.get("ctx") or {}
+    kind: str = error["type"]
+    context: dict[str, Any] = error.get("ctx") or {}
     if kind in _TYPES:
         return _TYPES[kind]
     if kind in _BOUNDS:
@@ -91,7 +92,7 @@ def wrong(error: Mapping[str, Any], node: Node, key: str) -> tuple[str, str]:
 def _suggestion(error: Mapping[str, Any], node: Node, key: str) -> str:
     if error["type"] in ("int_type", "int_from_float", "float_type"):
         value = node.value
-        if isinstance(value, float) and value == int(value):
+        if isinstance(value, float) and value.is_integer():
             return f"Did you mean {int(value)}?"
         number = plain_number(value) if isinstance(value, str) else ""
         if number and not (error["type"] != "float_type" and "." in number):
@@ -100,8 +101,8 @@ def _suggestion(error: Mapping[str, Any], node: Node, key: str) -> str:
 
 
 def _other(error: Mapping[str, Any], node: Node) -> tuple[str, str]:
-    context = error.get("ctx") or {}
-    message = context.get("message") or error["msg"]
+    context: dict[str, Any] = error.get("ctx") or {}
+    message: str = context.get("message") or error["msg"]
     if error["type"] not in (
         "scale",
         "dtype",
