@@ -1,0 +1,59 @@
+"""The options of every command, frozen: a new one is a promise, so it is written down here first."""
+
+from __future__ import annotations
+
+import click
+
+from archc.cli.main import COMMANDS, archc
+
+OPTIONS = {
+    "estimate": [
+        "SPEC",
+        "--batch-size",
+        "--max-model-len",
+        "--dtype",
+        "--kv-cache-dtype",
+        "--block-size",
+        "--set",
+        "--json",
+    ],
+    "show": ["SPEC", "--resolved", "--lock", "--set", "--json"],
+    "validate": ["FILE...", "--json"],
+    "build": ["SPEC", "--output", "--device", "--dtype", "--max-model-len", "--seed", "--set", "--json"],
+    "export": [
+        "SPEC",
+        "--output",
+        "--weights",
+        "--dtype",
+        "--max-model-len",
+        "--seed",
+        "--no-check",
+        "--set",
+        "--json",
+    ],
+    "schema": ["--output"],
+    "plugins": ["--family", "--verbose", "--json"],
+}
+
+
+def test_every_command_has_exactly_the_promised_options():
+    context = click.Context(archc)
+    found: dict[str, list[str]] = {}
+    for name in archc.list_commands(context):
+        command = archc.get_command(context, name)
+        assert command is not None
+        found[name] = [
+            max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
+            for parameter in command.params
+        ]
+    assert found == OPTIONS
+
+
+def test_every_command_is_listed_with_one_line_and_has_help():
+    context = click.Context(archc)
+    assert list(COMMANDS) == list(OPTIONS)
+    for name in COMMANDS:
+        command = archc.get_command(context, name)
+        assert command is not None
+        assert command.help
+        assert COMMANDS[name].endswith(".")
