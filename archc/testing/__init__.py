@@ -1,1 +1,1 @@
-"""TODO-doc"""
+"""For authors of kinds: the contract that every kind keeps."""

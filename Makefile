@@ -1,0 +1,47 @@
+# Everything runs in .venv, which the first target that needs it makes. `make PYTHON=python3.12 test` picks another Python.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OUT ?= demo-out
+
+.PHONY: help install demo test check lint types imports tests bench clean
+
+help:
+	@echo "make demo    build, estimate, export and run the tiny 3:1 KDA:MLA hybrid"
+	@echo "make test    everything CI runs: ruff, ruff format, pyright, lint-imports, pytest"
+	@echo "make bench   figures against peers, as ratios in one run (minutes; wants a quiet machine)"
+	@echo "make clean   remove what the targets made"
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py $(OUT)
+
+test: check
+
+check: lint types imports tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+imports: $(STAMP)
+	$(BIN)/lint-imports --no-cache
+
+tests: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache .hypothesis build dist
