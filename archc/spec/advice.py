@@ -114,9 +114,11 @@ class Advice:
 
     def follows_comma(self, path: Path) -> bool:
         """Whether the pattern at a path was cut by a comma inside braces, which is reported at the key behind it."""
-        return len(path) == 2 and any(
-            self._cut_pattern(other) == path[-1] for other in self._paths if other[:1] == path[:1]
-        )
+        return path in self._cut
+
+    @cached_property
+    def _cut(self) -> frozenset[Path]:
+        return frozenset((path[0], track) for path in self._paths if (track := self._cut_pattern(path)))
 
     def _home(self, key: str, holder: Path) -> str:
         """The section that has a key, if it isn't the one it stands in."""

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from archc.errors import Problem, SpecError
 from archc.spec.merge import merge_siblings, set_value
-from archc.spec.messages import Error, explain, key_mark, problem_at
+from archc.spec.messages import MAX_PROBLEMS, Error, explain, key_mark, problem_at
 from archc.spec.near import nearest
 from archc.spec.nodes import Node, is_mapping
 from archc.spec.parents import with_parents
@@ -96,7 +96,7 @@ def _load(root: Node, file: str, problems: list[Problem], overrides: Sequence[st
     spec, errors = _validated(data)
     problems += explain(tree, errors, siblings.broken)
     if problems or spec is None:
-        raise SpecError(sorted(_once(problems), key=lambda problem: _order(problem, file)))
+        raise SpecError(_readable(problems, file))
     return Loaded(spec, _warnings(tree, siblings.extended), tree)
 
 
@@ -157,6 +157,17 @@ def _warnings(tree: Node, extended: frozenset[str]) -> list[Problem]:
 def _mapping(node: Node | None) -> Mapping[str, Any]:
     value = None if node is None else node.plain()
     return value if is_mapping(value) else {}
+
+
+def _readable(problems: list[Problem], file: str) -> list[Problem]:
+    """By place, each once, and no more than somebody reads."""
+    found = sorted(_once(problems), key=lambda problem: _order(problem, file))
+    if len(found) <= MAX_PROBLEMS:
+        return found
+    return [
+        *found[:MAX_PROBLEMS],
+        Problem(message=f"more mistakes follow these {MAX_PROBLEMS}", file=file, code="many"),
+    ]
 
 
 def _once(problems: list[Problem]) -> list[Problem]:

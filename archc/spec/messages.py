@@ -29,13 +29,9 @@ def explain(root: Node, errors: Sequence[Error], broken: Iterable[tuple[str, str
     advice = Advice(root, [path for path, error in placed[: 10 * MAX_PROBLEMS] if error["type"] == "extra_forbidden"])
     problems: list[Problem] = []
     for path, group in _grouped(placed).items():
-        if len(problems) >= MAX_PROBLEMS:
+        if len(problems) > MAX_PROBLEMS:
             break
         problems += _at_one_path(root, path, group, advice)
-    if len(placed) > MAX_PROBLEMS:
-        problems.append(
-            Problem(message=f"some {len(placed):,} mistakes; the first {len(problems)} are shown", file=root.mark.file)
-        )
     if advice.is_config():
         message = "this looks like a Hugging Face config: archc import config.json writes the spec"
         problems.append(Problem(message=message, file=root.mark.file, code="config"))

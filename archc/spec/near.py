@@ -18,6 +18,11 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
 
 
+def with_article(word: str) -> str:
+    """``a mixer``, ``an ffn``."""
+    return f"{'an' if word[0] in 'aeiou' or word == 'ffn' else 'a'} {word}"
+
+
 def listed(names: Iterable[str], word: str = "and") -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     items = list(names)

@@ -23,7 +23,10 @@ def with_parents(root: Node, file: str, problems: list[Problem]) -> Node:
     files = [file]
     while (stated := chain[-1].mapping.get(EXTENDS)) is not None and stated.value is not None:
         parent = _parent(stated, chain[-1], files, problems)
-        node, found = read_file(parent, parent)
+        try:
+            node, found = read_file(parent, parent)
+        except SpecError as error:
+            raise SpecError([*problems, *error.problems]) from None
         problems += found
         chain.append(node)
         files.append(parent)

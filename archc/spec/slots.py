@@ -11,7 +11,7 @@ from archc import registry
 from archc.errors import PluginError
 from archc.spec.faults import fault
 from archc.spec.kind import Kind
-from archc.spec.near import nearest
+from archc.spec.near import nearest, with_article
 from archc.spec.nodes import is_mapping
 from archc.spec.scalars import shortened
 
@@ -40,7 +40,7 @@ class Slot:
             return None
         if isinstance(value, Kind):
             if value.family and value.family != self.family:
-                raise fault(f"should be a {self.family} (found a {value.family})", code="slot")
+                raise fault(f"should be {self._one()} (found {with_article(value.family)})", code="slot")
             return value
         name = self.name_in(value)
         if is_mapping(value):
@@ -56,12 +56,12 @@ class Slot:
         if isinstance(value, str):
             return value
         if not is_mapping(value):
-            raise fault(f"should be a {self.family}: a mapping with its {self.key}, or the bare name", code="slot")
+            raise fault(f"should be {self._one()}", f"A mapping with its {self.key}, or the bare name", code="slot")
         name = value.get(self.key, self.default_kind)
         if name is None:
             raise fault(f"{self.key} is required", self._offer(), code="kind_missing")
         if not isinstance(name, str):
-            raise fault(f"should be the name of a {self.family}", self._offer(), code="kind_name")
+            raise fault(f"should be the name of {self._one()}", self._offer(), code="kind_name")
         return name
 
     def load(self, name: str) -> type[Kind]:
@@ -76,7 +76,9 @@ class Slot:
             near = nearest(name, registry.names(self.family))
             meant = f"Did you mean {near}? " if near else ""
             raise fault(
-                f"unknown {self.family} (found {shortened(name)})", f"{meant}{self._offer()}", code="kind_unknown"
+                f"unknown {self._one().partition(' ')[2]} (found {shortened(name)})",
+                f"{meant}{self._offer()}",
+                code="kind_unknown",
             )
         if not (isinstance(found, type) and issubclass(found, Kind)):
             raise PluginError(f"{self.family} {name!r} is no subclass of archc.spec.kind.Kind")
@@ -87,6 +89,9 @@ class Slot:
                 )
             found.kind_name = name
         return found
+
+    def _one(self) -> str:
+        return "a cache policy" if self.family == "cache" else with_article(self.family)
 
     def _offer(self) -> str:
         return f"Installed: {', '.join(registry.names(self.family)) or 'none'}"

@@ -96,6 +96,9 @@ LATER = {
 }
 """Keys of the language that this version can't build, and what it says of them."""
 
+LATER_VALUES = {"mask": ("bidirectional", "prefix")}
+"""Values of the language that this version can't build, by key."""
+
 
 def here(family: str, key: str, known: dict[str, object]) -> str:
     """The key of ``known`` that says in this family what ``key`` says elsewhere; empty when there is none."""

@@ -20,7 +20,7 @@ _NUMBER = r"(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _SCALE = re.compile(
     rf"(?P<top>[-+]?(?:{_NUMBER}))?(?P<slash>/)?(?:(?P<bottom>{_NUMBER})|sqrt\((?P<root>{_NUMBER}|[a-z][a-z0-9_]*)\))?"
 )
-_FORMS = "a scale is a number, a/b, sqrt(x) or a/sqrt(x)"
+_FORMS = "A scale is a number, a/b, sqrt(x) or a/sqrt(x)"
 _SCALE_PATTERN = r"^[-+]?[0-9.eE+-]+(/[0-9.eE+-]+)?$|^([-+]?[0-9.eE+-]+/)?sqrt\([a-z0-9_.]+\)$"
 
 
@@ -45,11 +45,11 @@ class Scale:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return cls(value)
         if not isinstance(value, str):
-            raise fault("should be a scale", f"{_FORMS[0].upper()}{_FORMS[1:]}", code="scale")
+            raise fault("should be a scale", _FORMS, code="scale")
         found = _SCALE.fullmatch(value.strip()) if len(value) < 200 else None
         scale = None if found is None else cls._of(found)
         if scale is None:
-            hint = f"{_FORMS[0].upper()}{_FORMS[1:]}; x is a number, hidden_size or a key beside it"
+            hint = f"{_FORMS}; x is a number, hidden_size or a key beside it"
             raise fault(f"should be a scale (found {shortened(value)})", hint, code="scale")
         return scale
 

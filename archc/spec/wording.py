@@ -9,6 +9,7 @@ from typing import Any
 from archc.spec.near import listed, nearest
 from archc.spec.nodes import Node
 from archc.spec.scalars import plain_number, shortened
+from archc.spec.synonyms import LATER_VALUES
 
 _TYPES = {
     "int_type": "an integer",
@@ -83,6 +84,8 @@ def wrong(error: Mapping[str, Any], node: Node, key: str) -> tuple[str, str]:
         return _other(error, node)
     is_number = error["type"] in ("int_type", "int_from_float", "float_type")
     if error["type"] == "literal_error" and isinstance(node.value, str):
+        if node.value in LATER_VALUES.get(key, ()):
+            return f"{node.value} is not supported by this version of archc", ""
         near = nearest(node.value, _choices(error["ctx"]["expected"]))
         if near:
             return f"unknown (found {found(node)})", f"Did you mean {near}?"
@@ -103,6 +106,8 @@ def _suggestion(error: Mapping[str, Any], node: Node, key: str) -> str:
 def _other(error: Mapping[str, Any], node: Node) -> tuple[str, str]:
     context: dict[str, Any] = error.get("ctx") or {}
     message: str = context.get("message") or error["msg"]
+    if error["type"] in ("slot", "kind_name", "scale", "pattern") and "(found" not in message:
+        message = f"{message} (found {found(node)})"
     if error["type"] not in (
         "scale",
         "dtype",
