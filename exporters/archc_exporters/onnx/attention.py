@@ -50,9 +50,7 @@ def _over_capacity(
     keys, values = append(ctx, node, "key", k), append(ctx, node, "value", v)
     if not op.sinks:
         ctx.note("TensorScatter and Attention with nonpad_kv_seqlen: batched chunks, ragged rows, any head widths")
-        return ctx.op(
-            "Attention", q, keys, values, None, None, None, ctx.inputs["kv_length"], is_causal=1, **numbers
-        )
+        return ctx.op("Attention", q, keys, values, None, None, None, ctx.inputs["kv_length"], is_causal=1, **numbers)
     ctx.note("TensorScatter and Attention with a float mask: the reserved last row of zeros scores the sink logit")
     mask = _with_sinks(ctx, node, op, capacity_mask(ctx, ctx.past(node, "key")))
     return ctx.op("Attention", q, keys, values, mask, **numbers)
@@ -126,7 +124,9 @@ def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, s
     row = ctx.op("Unsqueeze", ctx.op("Concat", latent, shared_key, axis=-1), ctx.ints(1))
     cache = append(ctx, node, "latent", row)
     q = to_heads(ctx, q, op.num_heads, op.nope_dim + op.rope_dim)
-    ctx.note("If(seq > 1): keys and values expanded from the used rows, else the projection absorbed into query and output")
+    ctx.note(
+        "If(seq > 1): keys and values expanded from the used rows, else the projection absorbed into query and output"
+    )
     (o,) = ctx.ops(
         "If",
         is_many(ctx),
@@ -140,9 +140,7 @@ def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, s
 def _expanded(ctx: Lowering, node: Node, op: ops.LatentAttention, q: ir.Value, cache: ir.Value) -> ir.Value:
     """Keys and values of every head from the rows in use, (batch, N, seq, V)."""
     used = ctx.op("Slice", cache, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
-    latent, shared_key = ctx.ops(
-        "Split", used, ctx.ints(op.kv_lora_rank, op.rope_dim), dtypes=(None, None), axis=-1
-    )
+    latent, shared_key = ctx.ops("Split", used, ctx.ints(op.kv_lora_rank, op.rope_dim), dtypes=(None, None), axis=-1)
     own = ctx.op("FusedMatMul", latent, _key_weight(ctx, node, op), domain=MS, transB=1)
     keys = ctx.op("Concat", own, ctx.op("Expand", shared_key, ctx.ints(1, op.num_heads, 1, 1)), axis=-1)
     values = ctx.op("MatMul", latent, _value_weight(ctx, node, op))

@@ -56,7 +56,9 @@ def check_runs(path: Path, graph: Graph) -> list[str]:
             for rows, columns, new in shapes:
                 y = talk.step(rng.integers(0, vocabulary, (rows, columns)), new)
                 if y.shape[:2] != (rows, columns) or not np.isfinite(y).all():
-                    raise CheckFailedError(f"{path.name}: ({rows}, {columns}) tokens give {y.shape}, or numbers not finite")
+                    raise CheckFailedError(
+                        f"{path.name}: ({rows}, {columns}) tokens give {y.shape}, or numbers not finite"
+                    )
                 broken = [name for name, cache in talk.caches.items() if not np.isfinite(cache).all()]
                 if broken:
                     raise CheckFailedError(f"{path.name}: caches are not finite: {', '.join(broken)}")

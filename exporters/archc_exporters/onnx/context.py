@@ -41,9 +41,7 @@ LENGTHS = {
 class Lowering:
     """One file in the making. ``dtype`` is the model's; ``table_rows`` is how many positions a rope table covers."""
 
-    def __init__(
-        self, graph: Graph, *, dtype: ir.DataType, weights: WeightSource, table_rows: int | None
-    ) -> None:
+    def __init__(self, graph: Graph, *, dtype: ir.DataType, weights: WeightSource, table_rows: int | None) -> None:
         self.graph, self.dtype, self.weights, self.table_rows = graph, dtype, weights, table_rows
         self.inputs = {
             name: ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(list(shape)))
@@ -55,6 +53,8 @@ class Lowering:
         self.nodes: list[ir.Node] = []
         self.choices: dict[tuple[str, str], int] = {}
         """(op name, form and reason) -> how many nodes were lowered so."""
+        self.remarks: list[str] = []
+        """What a user of the file should know; each once."""
         self.scope = self.path = self._op_name = ""
         self._root_nodes = self.nodes
         self.state_names = onnx_state_names(graph)
@@ -65,7 +65,12 @@ class Lowering:
     # Nodes
 
     def op(
-        self, op_type: str, *inputs: ir.Value | None, dtype: ir.DataType | None = None, domain: str = "", **attributes: Any
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        dtype: ir.DataType | None = None,
+        domain: str = "",
+        **attributes: Any,
     ) -> ir.Value:
         """A node with one output, of the first input's dtype unless ``dtype`` says otherwise."""
         return self.ops(op_type, *inputs, dtypes=(dtype,), domain=domain, **attributes)[0]
@@ -82,7 +87,9 @@ class Lowering:
         name = self._unique(f"{self.path}/{op_type}")
         default = next((value.dtype for value in inputs if value is not None), None)
         outputs = [
-            ir.Value(name=name if number == 0 else f"{name}:{number}", type=ir.TensorType(dtype or default or self.dtype))
+            ir.Value(
+                name=name if number == 0 else f"{name}:{number}", type=ir.TensorType(dtype or default or self.dtype)
+            )
             for number, dtype in enumerate(dtypes)
         ]
         self.nodes.append(ir.node(op_type, list(inputs), attributes, domain=domain, outputs=outputs, name=name))
@@ -112,6 +119,11 @@ class Lowering:
         """Say which form was chosen for the op that is being lowered, and why; the report lists each once."""
         key = (self._op_name, form)
         self.choices[key] = self.choices.get(key, 0) + 1
+
+    def remark(self, text: str) -> None:
+        """Say something that the report should carry, once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
 
     def lower(self, scope: str, node: Node, inputs: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
         """The node's outputs. Its scope owns its weights, its path names what it becomes."""
@@ -186,7 +198,9 @@ class Lowering:
         return value
 
     def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(list(tensor.shape)), const_value=tensor)
+        value = ir.Value(
+            name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+        )
         self.initializers[name] = value
         return value
 
@@ -204,7 +218,8 @@ class Lowering:
     def present(self, node: Node, role: str, value: ir.Value) -> ir.Value:
         """Make ``value`` the cache output of a state of the node."""
         past = self.past(node, role)
-        assert past.name is not None and past.shape is not None
+        assert past.name is not None
+        assert past.shape is not None
         assert value.dtype == past.dtype, f"{past.name} is {past.dtype}, its successor {value.dtype}"
         value.name = present_name(past.name)
         value.shape = past.shape.copy()

@@ -36,9 +36,9 @@ def activate(ctx: Lowering, x: ir.Value, function: str, *, alpha: float = 1.0) -
 
 
 def clamped(ctx: Lowering, x: ir.Value, low: float | None, high: float) -> ir.Value:
-    """x within [low, high]; no lower bound where it is None."""
-    bound = None if low is None else ctx.scalar(low, x.dtype)
-    return ctx.op("Clip", x, bound, ctx.scalar(high, x.dtype))
+    """x within [low, high]; no lower bound where it is None. Min and Max, because CUDA's Clip has no bfloat16."""
+    y = ctx.op("Min", x, ctx.scalar(high, x.dtype))
+    return y if low is None else ctx.op("Max", y, ctx.scalar(low, x.dtype))
 
 
 def gated(ctx: Lowering, gate: ir.Value, up: ir.Value, gating: ops.GatedActivation) -> ir.Value:

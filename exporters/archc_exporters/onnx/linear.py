@@ -29,7 +29,11 @@ def linear(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     else:
         ctx.note("MatMul: the weight is stored as in x out, so that nothing is transposed at run time")
         transposed = ctx.weight(
-            node, "weight", tag="transposed", shape=(inner, width), transform=lambda w: np.ascontiguousarray(w[:width].T)
+            node,
+            "weight",
+            tag="transposed",
+            shape=(inner, width),
+            transform=lambda w: np.ascontiguousarray(w[:width].T),
         )
         y = ctx.op("MatMul", x, transposed)
     if op.bias:

@@ -13,6 +13,8 @@ from archc_exporters.onnx.step import seq_column, valid_tokens
 from archc_exporters.onnx.weights import Array
 
 FLOAT = ir.DataType.FLOAT
+_SHARED_BYTES = 64 << 10
+"""Shared memory a block that every CUDA device has."""
 
 
 def linear_attention(
@@ -22,6 +24,12 @@ def linear_attention(
     op = node.op
     assert isinstance(op, ops.LinearAttention)
     ctx.note("LinearAttention in float32: a state rounded every step drifts, and the kernel wants one dtype throughout")
+    needed = 4 * op.key_dim * op.value_dim
+    if (op.key_dim not in (64, 128) or op.value_dim % 32) and needed > _SHARED_BYTES:
+        ctx.remark(
+            f"linear attention heads of {op.key_dim} x {op.value_dim} need {needed} bytes of shared memory on CUDA; "
+            "devices with less refuse long prefills (key_dim 64 or 128 with value_dim a multiple of 32 runs everywhere)"
+        )
     valid = valid_tokens(ctx)
     query, key, value, decay, beta = (ctx.cast(x, FLOAT) for x in (q, k, v, decay, beta))
     y, state = ctx.ops(

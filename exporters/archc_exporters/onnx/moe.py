@@ -73,7 +73,7 @@ def _within_groups(ctx: Lowering, choice: ir.Value, op: ops.Route) -> ir.Value:
     marks = ctx.op("Add", ctx.op("Mul", kept, zero), one)
     none = ctx.filled(ctx.op("Shape", score, dtype=INT64), 0, INT64)
     inside = ctx.cast(ctx.op("ScatterElements", none, kept, marks, axis=-1), ir.DataType.BOOL)
-    lowest = ctx.scalar(-np.finfo(np.float32).max, FLOAT)
+    lowest = ctx.scalar(-float(np.finfo(np.float32).max), FLOAT)
     masked = ctx.op("Where", ctx.op("Unsqueeze", inside, ctx.ints(3)), grouped, lowest, dtype=FLOAT)
     return ctx.op("Reshape", masked, ctx.ints(0, 0, op.num_experts))
 
@@ -164,7 +164,9 @@ def _every_expert(
     ctx: Lowering, node: Node, op: ops.Experts, rows: ir.Value, chosen: ir.Value, shares: ir.Value | None
 ) -> ir.Value:
     """All experts as one wide gated feed-forward whose inner channels are weighted by their expert's share."""
-    ctx.note(f"every expert for every token: MoE has no gated {op.activation.function}, so this costs num_experts / k more")
+    ctx.note(
+        f"every expert for every token: MoE has no gated {op.activation.function}, so this costs num_experts / k more"
+    )
     count, inner, width = op.num_experts, op.intermediate_size, node.inputs[0].width
     wide = count * inner
     if shares is None:

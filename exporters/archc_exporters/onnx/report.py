@@ -88,7 +88,8 @@ def cache_inputs(ctx: Lowering) -> tuple[CacheInput, ...]:
     names = {past: state for state, past in ctx.state_names.items()}
     for past, value in ctx.pasts.items():
         state = states[names[past]]
-        assert value.shape is not None and value.dtype is not None
+        assert value.shape is not None
+        assert value.dtype is not None
         elements = product(dim for dim in state.allocated if dim != CAPACITY and str(dim) != "batch")
         assert isinstance(elements, int)
         size = elements * NUMPY_DTYPES[value.dtype].itemsize
@@ -108,7 +109,7 @@ def cache_inputs(ctx: Lowering) -> tuple[CacheInput, ...]:
 
 def notes(ctx: Lowering) -> tuple[str, ...]:
     """What the file does otherwise than the spec says."""
-    lines: list[str] = []
+    lines = list(ctx.remarks)
     other = sorted(
         {state.dtype for state in ctx.graph.states().values() if ctx.resolve(state.dtype) != ctx.state_dtype(state)}
     )

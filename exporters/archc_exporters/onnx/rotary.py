@@ -23,7 +23,9 @@ def rope_table(ctx: Lowering, node: Node, _: ir.Value) -> tuple[ir.Value, ir.Val
     assert isinstance(op, ops.RopeTable)
     if ctx.table_rows is None:
         raise ArchcError(f"{ctx.path}: how many positions? State max_position_embeddings, or export with max_model_len")
-    ctx.note("cos and sin as initializers over the capacity: RotaryEmbedding reads rows by position, nothing is computed a step")
+    ctx.note(
+        "cos and sin as initializers over the capacity: RotaryEmbedding reads rows by position, nothing is computed a step"
+    )
     angles = np.arange(ctx.table_rows, dtype=np.float64)[:, None] * np.array(op.frequencies)
     cos, sin = (
         ctx.constant((turned * op.factor).astype(NUMPY_DTYPES[ctx.dtype]), name=f"{ctx.path}.{label}")
@@ -39,7 +41,9 @@ def rotary(ctx: Lowering, node: Node, x: ir.Value, cos: ir.Value, sin: ir.Value)
     heads, rest = node.inputs[0].width // op.head_dim, op.head_dim - op.offset - op.dim
     interleaved = int(op.style == "interleaved")
     if op.offset == 0:
-        ctx.note("RotaryEmbedding" if rest == 0 else "RotaryEmbedding with rotary_embedding_dim: the leading channels turn")
+        ctx.note(
+            "RotaryEmbedding" if rest == 0 else "RotaryEmbedding with rotary_embedding_dim: the leading channels turn"
+        )
         return ctx.op(
             "RotaryEmbedding",
             x,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -29,9 +28,11 @@ class Conversation:
     def __init__(self, session: ort.InferenceSession, *, batch: int, capacity: int) -> None:
         self._session = session
         self.lengths: Array = np.zeros(batch, np.int64)
-        sizes: Mapping[Any, int] = {"batch": batch, "capacity": capacity}
+        sizes: Mapping[str, int] = {"batch": batch, "capacity": capacity}
         self.caches: dict[str, Array] = {
-            given.name: np.zeros([sizes.get(dim, dim) for dim in given.shape], _NUMPY[given.type])
+            given.name: np.zeros(
+                tuple(dim if isinstance(dim, int) else sizes[str(dim)] for dim in given.shape), _NUMPY[given.type]
+            )
             for given in session.get_inputs()
             if given.name.startswith(PAST)
         }
@@ -49,7 +50,7 @@ class Conversation:
             "kv_length": kv_length,
             "max_length": kv_length.max(keepdims=True),
         }
-        result: list[Any] = self._session.run(self._outputs, {**feeds, **self.caches})
+        result = [np.asarray(value) for value in self._session.run(self._outputs, {**feeds, **self.caches})]
         self.caches = dict(zip(self.caches, result[1:], strict=True))
         self.lengths = self.lengths + new
         return result[0]

@@ -36,13 +36,20 @@ def staged(out: Path) -> Iterator[Path]:
         yield stage
         # The data first: a model file never stands beside data that is not whole.
         for name in (DATA, MODEL):
-            os.replace(stage / name, out / name)
+            _move(stage / name, out / name)
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         if fresh and not any(out.iterdir()):
             out.rmdir()
         raise
     shutil.rmtree(stage, ignore_errors=True)
+
+
+def _move(source: Path, target: Path) -> None:
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        raise ArchcError(f"{target} can't be replaced: {error}") from error
 
 
 def write(model: ir.Model, folder: Path, progress: Progress | None = None) -> None:

@@ -1,0 +1,298 @@
+"""Tiny architectures that together use every kind and key, and what it takes to compare their files with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from archc.expand import expand
+from archc.graph.graph import Graph
+from archc.spec.load import loads_spec
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxruntime")
+
+from safetensors.torch import save_file  # noqa: E402
+
+from archc.torch_backend.build import build  # noqa: E402
+from archc.torch_backend.weights import weights_of  # noqa: E402
+from archc_exporters.onnx.export import export  # noqa: E402
+from archc_exporters.onnx.report import ExportReport  # noqa: E402
+from archc_exporters.onnx.session import Conversation, load_session  # noqa: E402
+
+BASE = """
+spec_version: 1
+name: {name}
+tokenizer: {{kind: external, vocab_size: 61}}
+norm: {{kind: rms_norm, eps: 1e-5}}
+max_position_embeddings: 40
+"""
+
+ROPE = "position: {kind: rope, theta: 10000.0}\n"
+EMBEDDING = "embedding: {hidden_size: 32, tie_word_embeddings: false}\n"
+
+ARCHITECTURES = {
+    "llama": ROPE
+    + EMBEDDING
+    + """
+mixers:
+  gqa: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack: {num_layers: 2, block: pre_norm, mixer: gqa, ffn: mlp}
+""",
+    "gpt-oss": EMBEDDING
+    + """
+position:
+  kind: rope
+  theta: 150000.0
+  scaling: {kind: yarn, factor: 4.0, original_max_position_embeddings: 16, truncate: false}
+mixers:
+  near:
+    {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, qkv_bias: true, o_bias: true, sink_logits: true,
+     sliding_window: 5}
+  far: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, qkv_bias: true, o_bias: true, sink_logits: true}
+ffns:
+  moe:
+    kind: moe
+    num_experts: 8
+    num_experts_per_tok: 3
+    intermediate_size: 16
+    expert: {kind: clamped_swiglu, limit: 0.7, alpha: 1.702, up_offset: 1.0, bias: true}
+    router: {scoring_func: softmax, norm_topk_prob: true, bias: true}
+stack: {num_layers: 2, block: pre_norm, mixer: near far, ffn: moe}
+""",
+    "deepseek-v3": EMBEDDING
+    + """
+position:
+  kind: rope
+  theta: 10000.0
+  interleaved: true
+  scaling: {kind: yarn, factor: 4.0, original_max_position_embeddings: 16, mscale: 1.0, mscale_all_dim: 1.0}
+mixers:
+  mla: {kind: mla, num_heads: 4, q_lora_rank: 24, kv_lora_rank: 16, qk_nope_head_dim: 12, qk_rope_head_dim: 8, v_head_dim: 12}
+ffns:
+  dense: {kind: swiglu, intermediate_size: 48}
+  moe:
+    kind: moe
+    num_experts: 12
+    num_experts_per_tok: 3
+    num_shared_experts: 1
+    intermediate_size: 16
+    router:
+      {scoring_func: sigmoid, correction_bias: true, norm_topk_prob: true, routed_scaling_factor: 2.5, n_group: 4,
+       topk_group: 2}
+stack: {num_layers: 2, block: pre_norm, mixer: mla, ffn: dense moe}
+""",
+    "kimi-linear": EMBEDDING
+    + """
+position: none
+mixers:
+  kda: {kind: kda, num_heads: 2, head_dim: 16, conv_kernel: 4}
+  mla: {kind: mla, num_heads: 2, kv_lora_rank: 16, qk_nope_head_dim: 12, qk_rope_head_dim: 4, v_head_dim: 12}
+ffns:
+  dense: {kind: swiglu, intermediate_size: 48}
+  moe:
+    kind: moe
+    num_experts: 8
+    num_experts_per_tok: 2
+    num_shared_experts: 1
+    intermediate_size: 16
+    router: {scoring_func: sigmoid, correction_bias: true, norm_topk_prob: true, routed_scaling_factor: 2.446}
+stack: {num_layers: 3, block: pre_norm, mixer: kda kda mla, ffn: dense moe moe}
+cache: {policy: full, dtype: bfloat16, state_dtype: float32}
+""",
+    "gqa keys": """
+position: none
+embedding: {hidden_size: 32, tie_word_embeddings: true, pad_vocab_to_multiple_of: 16, scale: sqrt(hidden_size)}
+norm: {kind: rms_norm, eps: 1e-6, weight_offset: 1.0}
+mixers:
+  head:
+    {kind: gqa, num_heads: 4, num_kv_heads: 1, head_dim: 8, qk_norm: head, qkv_bias: true,
+     attn_logit_softcapping: 2.0, sliding_window: 4,
+     position: {kind: rope, theta: 10000.0, partial_rotary_factor: 0.5}}
+  width:
+    {kind: gqa, num_heads: 4, num_kv_heads: 4, head_dim: 8, qk_norm: width, o_bias: true, attn_logit_softcapping: 2.0,
+     position: {kind: rope, theta: 10000.0, partial_rotary_factor: 0.5, trailing: true, interleaved: true}}
+  unit:
+    {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, qk_norm: unit, attention_chunk_size: 6, sink_logits: true,
+     position: {kind: rope, theta: 5000.0, interleaved: true,
+       scaling: {kind: llama3, factor: 8.0, original_max_position_embeddings: 16, low_freq_factor: 1.0, high_freq_factor: 4.0}}}
+  capped:
+    {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, sink_logits: true, attn_logit_softcapping: 1.5,
+     position: {kind: rope, theta: 10000.0, scaling: {kind: linear, factor: 2.0}}}
+  warm:
+    {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, output_gate: true, softmax_scale: 0.5,
+     scale_attn_by_inverse_layer_idx: true, query_temperature: {scale: 0.5, floor: 4}, position: none}
+  chunk:
+    {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, attention_chunk_size: 4, position: {kind: rope, theta: 10000.0}}
+ffns:
+  gelu: {kind: swiglu, intermediate_size: 48, activation: gelu, bias: true}
+  tanh: {kind: swiglu, intermediate_size: 48, activation: gelu_tanh}
+  relu2: {kind: swiglu, intermediate_size: 48, activation: relu2}
+  clamped: {kind: clamped_swiglu, intermediate_size: 48, limit: 0.5, alpha: 1.5}
+stack:
+  num_layers: 6
+  block: {kind: pre_norm, residual_multiplier: 0.5}
+  mixer: head width unit capped warm chunk
+  ffn: gelu tanh relu2 clamped gelu tanh
+head: {kind: lm, bias: true, logit_scale: 0.5, final_logit_softcapping: 3.0}
+""",
+    "mla and kda keys": EMBEDDING
+    + """
+position: none
+mixers:
+  biased:
+    {kind: mla, num_heads: 2, q_lora_rank: 24, kv_lora_rank: 16, qk_nope_head_dim: 12, qk_rope_head_dim: 8,
+     v_head_dim: 12, bias: true, output_gate: true}
+  turned:
+    {kind: mla, num_heads: 2, kv_lora_rank: 16, qk_nope_head_dim: 8, qk_rope_head_dim: 8, v_head_dim: 12, output_gate: true,
+     position: {kind: rope, theta: 10000.0}}
+  floored: {kind: kda, num_heads: 2, head_dim: 16, conv_kernel: 2, decay_floor: -5.0}
+  gated: {kind: kda, num_heads: 2, head_dim: 16, conv_kernel: 3, full_rank_gate: true}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack: {num_layers: 4, block: pre_norm, mixer: biased floored turned gated, ffn: mlp}
+head: none
+""",
+    "moe keys": ROPE
+    + """
+embedding: {hidden_size: 32, embedding_size: 24, tie_word_embeddings: true}
+mixers:
+  gqa: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}
+ffns:
+  softmax:
+    kind: moe
+    num_experts: 6
+    num_experts_per_tok: 2
+    intermediate_size: 16
+    num_shared_experts: 2
+    shared_gate: true
+    router: {scoring_func: softmax, norm_topk_prob: false, routed_scaling_factor: 1.5}
+  sqrt:
+    kind: moe
+    num_experts: 6
+    num_experts_per_tok: 2
+    intermediate_size: 16
+    latent_size: 16
+    latent_norm: true
+    router: {scoring_func: sqrtsoftplus, norm_topk_prob: true, correction_bias: true, bias: true}
+  groups:
+    kind: moe
+    num_experts: 8
+    num_experts_per_tok: 3
+    intermediate_size: 16
+    router:
+      {scoring_func: softmax, norm_topk_prob: false, routed_scaling_factor: 4.0, n_group: 4, topk_group: 2,
+       group_score: max}
+  on_input:
+    kind: moe
+    num_experts: 6
+    num_experts_per_tok: 2
+    intermediate_size: 16
+    num_shared_experts: 1
+    shared_intermediate_size: 24
+    router: {scoring_func: sigmoid, norm_topk_prob: false, weight_on: input}
+  gelu:
+    kind: moe
+    num_experts: 6
+    num_experts_per_tok: 2
+    intermediate_size: 16
+    expert: {kind: swiglu, activation: gelu, bias: true}
+    router: {scoring_func: sigmoid, norm_topk_prob: true}
+  gelu_on_input:
+    kind: moe
+    num_experts: 6
+    num_experts_per_tok: 2
+    intermediate_size: 16
+    expert: {kind: swiglu, activation: gelu, bias: true}
+    router: {scoring_func: sigmoid, norm_topk_prob: true, weight_on: input}
+stack: {num_layers: 6, block: pre_norm, mixer: gqa, ffn: softmax sqrt groups on_input gelu gelu_on_input}
+""",
+}
+
+FAMILIES = ("llama", "gpt-oss", "deepseek-v3", "kimi-linear")
+TOKENS = 20
+VOCABULARY = 61
+
+
+def graph_of(name: str) -> Graph:
+    """The graph of one of the tiny architectures."""
+    text = ARCHITECTURES[name]
+    base = BASE.format(name=name.replace(" ", "-"))
+    if "\nnorm:" in text:
+        base = base.replace("norm: {kind: rms_norm, eps: 1e-5}\n", "")
+    return expand(loads_spec(base + text))
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file, the weights it was made from, and what torch says of two sequences: ids and outputs (2, TOKENS[, width])."""
+
+    graph: Graph
+    folder: Path
+    weights: Path
+    report: ExportReport
+    ids: np.ndarray
+    expected: np.ndarray
+
+    def conversation(self, batch: int) -> Conversation:
+        """Empty caches for ``batch`` sequences, long enough for the padding too."""
+        session = _session(self.folder / "model.onnx")
+        return Conversation(session, batch=batch, capacity=self.graph.capacity(TOKENS + 8))
+
+
+@cache
+def _session(path: Path) -> Any:
+    return load_session(path, threads=1)
+
+
+def draw(model: Any, dtype: Any) -> None:
+    """Weights so large that every part matters in the output, rounded to ``dtype``."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, tensor in weights_of(model).items():
+            if name.endswith(("A_log", "dt_bias")):
+                continue
+            noise = torch.randn(tensor.shape, generator=generator)
+            if "norm" in name and tensor.dim() == 1:
+                tensor.add_(0.2 * noise)
+            elif tensor.dim() == 1:
+                tensor.copy_(0.5 * noise)
+            else:
+                fan_in = tensor.shape[-1] if "embed" not in name else 1
+                tensor.copy_(noise * fan_in**-0.5)
+            tensor.copy_(tensor.to(dtype))
+
+
+def make(name: str, dtype: str, folder: Path) -> Exported:
+    """Export an architecture with weights that both sides hold exactly."""
+    graph = graph_of(name)
+    model = build(graph, device="cpu", seed=0)
+    draw(model, getattr(torch, dtype))
+    weights = folder / "weights.safetensors"
+    save_file({key: tensor.contiguous() for key, tensor in weights_of(model).items()}, weights)
+    ids = np.random.default_rng(3).integers(0, VOCABULARY, (2, TOKENS))
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids)).numpy()
+    report = export(graph, folder / "out", dtype=dtype, weights=weights)
+    if "logits" in graph.outputs:
+        expected = expected[..., :VOCABULARY]
+    return Exported(graph, folder / "out", weights, report, ids, expected)
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Exported]:
+    """(architecture, dtype) -> its export, made once."""
+
+    @cache
+    def get(name: str, dtype: str) -> Exported:
+        return make(name, dtype, tmp_path_factory.mktemp("export"))
+
+    return get
