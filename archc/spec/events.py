@@ -18,8 +18,8 @@ except ImportError:
     _Parser = yaml.Loader
 
 MAX_DEPTH = 32
-MAX_EVENTS = 50_000
-MAX_NODES = 50_000
+MAX_EVENTS = 20_000
+MAX_NODES = 20_000
 """Nodes after aliases are written out."""
 
 _MERGE_KEY = "<<"

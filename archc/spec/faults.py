@@ -7,6 +7,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from archc.spec.nodes import Path
 
+MAX_PROBLEMS = 100
+"""Nobody reads more; a broken file can have thousands."""
+
 
 def fault(message: str, suggestion: str = "", *, code: str = "value") -> PydanticCustomError:
     """An error to raise inside a validator."""

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from archc.errors import Problem, SpecError
+from archc.spec.faults import MAX_PROBLEMS
 from archc.spec.merge import merge_siblings, set_value
-from archc.spec.messages import MAX_PROBLEMS, Error, explain, key_mark, problem_at
+from archc.spec.messages import Error, explain, key_mark, problem_at
 from archc.spec.near import nearest
 from archc.spec.nodes import Node, is_mapping
 from archc.spec.parents import with_parents

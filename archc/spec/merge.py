@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from archc.errors import Problem, SpecError
 from archc.spec.events import MAX_NODES
+from archc.spec.faults import MAX_PROBLEMS
 from archc.spec.near import nearest
 from archc.spec.nodes import Mark, Node, dotted
 from archc.spec.scalars import shortened
@@ -116,7 +117,8 @@ class _Family:
             return base
         if report:
             self.broken.add(name)
-            self._problem(name, stated, *self._no_base(base))
+            if len(self.problems) <= MAX_PROBLEMS:
+                self._problem(name, stated, *self._no_base(base))
         return None
 
     def _no_base(self, base: object) -> tuple[str, str]:

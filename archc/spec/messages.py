@@ -7,14 +7,13 @@ from typing import Any
 
 from archc.errors import Problem
 from archc.spec.advice import Advice
+from archc.spec.faults import MAX_PROBLEMS
 from archc.spec.near import listed
 from archc.spec.nodes import Mark, Node, Path, dotted
 from archc.spec.scalars import shortened
 from archc.spec.wording import code, expected, found, wrong
 
 Error = Mapping[str, Any]
-MAX_PROBLEMS = 100
-"""Nobody reads more; a broken file can have thousands."""
 
 _KEY_ERRORS = ("missing", "extra_forbidden")
 _KIND_ERRORS = ("kind_unknown", "kind_name")

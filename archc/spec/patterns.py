@@ -134,6 +134,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
+        self.units = 0
 
     def whole(self) -> Items:
         if not self.text:
@@ -177,6 +178,9 @@ class _Parser:
             if not self._takes(")"):
                 raise self._error()
             return items
+        self.units += 1
+        if self.units > MAX_LAYERS:
+            raise PatternError(f"more than {MAX_LAYERS:,} names, and a stack has no more layers")
         found = _UNIT.match(self.text, self.at)
         if found is None:
             raise self._error()

@@ -36,6 +36,8 @@ _BOUNDS = {
     "less_than_equal": ("at most {}", "le"),
     "multiple_of": ("a multiple of {}", "multiple_of"),
 }
+_FOUND_HERE = ("slot", "kind_name", "scale", "pattern")
+"""Mistakes of validators that can't say what they found: they don't know how it was written."""
 _HINTS = {"qk_norm": "Qwen3 and Gemma 3: head; OLMo 2: width"}
 """What is needed beside the list of choices, by key."""
 
@@ -106,7 +108,7 @@ def _suggestion(error: Mapping[str, Any], node: Node, key: str) -> str:
 def _other(error: Mapping[str, Any], node: Node) -> tuple[str, str]:
     context: dict[str, Any] = error.get("ctx") or {}
     message: str = context.get("message") or error["msg"]
-    if error["type"] in ("slot", "kind_name", "scale", "pattern") and "(found" not in message:
+    if message.startswith("should be ") and error["type"] in _FOUND_HERE and "(found" not in message:
         message = f"{message} (found {found(node)})"
     if error["type"] not in (
         "scale",
