@@ -13,7 +13,7 @@ import onnx_ir as ir
 from archc.ir.values import Node
 from archc.ops import attention as ops
 from archc_exporters.onnx.context import MS, Lowering
-from archc_exporters.onnx.step import capacity_mask, is_many, ring_mask, ring_source
+from archc_exporters.onnx.step import is_many, ring_mask, ring_source, sink_mask
 from archc_exporters.onnx.weights import NUMPY_DTYPES, Array
 
 
@@ -51,9 +51,30 @@ def _over_capacity(
     if not op.sinks:
         ctx.note("TensorScatter and Attention with nonpad_kv_seqlen: batched chunks, ragged rows, any head widths")
         return ctx.op("Attention", q, keys, values, None, None, None, ctx.inputs["kv_length"], is_causal=1, **numbers)
-    ctx.note("TensorScatter and Attention with a float mask: the reserved last row of zeros scores the sink logit")
-    mask = _with_sinks(ctx, node, op, capacity_mask(ctx, ctx.past(node, "key")))
-    return ctx.op("Attention", q, keys, values, mask, **numbers)
+    ctx.note(
+        "TensorScatter and Attention with a float mask whose last column is the sink logit, over a row of zeros: for one "
+        "new token the reserved last row of the cache, which copies nothing; for many a row behind a copy of those in use, "
+        "because a mask a head as wide as the capacity would not fit"
+    )
+    mask = _with_sinks(ctx, node, op, sink_mask(ctx, ctx.past(node, "key")))
+
+    def over_used() -> ir.Value:
+        pairs = ((keys, op.key_dim), (values, op.value_dim))
+        return ctx.op(
+            "Attention", q, *(_used_and_zero(ctx, op, cache, width) for cache, width in pairs), mask, **numbers
+        )
+
+    def over_all() -> ir.Value:
+        return ctx.op("Attention", q, keys, values, mask, **numbers)
+
+    o = ctx.op(
+        "If",
+        is_many(ctx),
+        dtype=ctx.dtype,
+        then_branch=ctx.branch("used", over_used),
+        else_branch=ctx.branch("all", over_all),
+    )
+    return o
 
 
 def _over_ring(
@@ -106,8 +127,14 @@ def _with_sinks(ctx: Lowering, node: Node, op: ops.Attention, mask: ir.Value) ->
     return ctx.op("Concat", by_head, column, axis=-1)
 
 
+def _used_and_zero(ctx: Lowering, op: ops.Attention, cache: ir.Value, width: int) -> ir.Value:
+    """The rows in use of a full cache and one of zeros, (batch, K, max_length + 1, width)."""
+    used = ctx.op("Slice", cache, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
+    return ctx.op("Concat", used, _zero_row(ctx, op.num_kv_heads, width), axis=2)
+
+
 def _zero_row(ctx: Lowering, kv_heads: int, width: int) -> ir.Value:
-    """(batch, K, 1, width) of zeros, for the sink of a ring."""
+    """(batch, K, 1, width) of zeros, for a sink."""
 
     def make() -> ir.Value:
         batch = ctx.op("Shape", ctx.inputs["input_ids"], dtype=ir.DataType.INT64, start=0, end=1)
@@ -127,10 +154,10 @@ def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, s
     ctx.note(
         "If(seq > 1): keys and values expanded from the used rows, else the projection absorbed into query and output"
     )
-    (o,) = ctx.ops(
+    o = ctx.op(
         "If",
         is_many(ctx),
-        dtypes=(ctx.dtype,),
+        dtype=ctx.dtype,
         then_branch=ctx.branch("expanded", lambda: _expanded(ctx, node, op, q, cache)),
         else_branch=ctx.branch("absorbed", lambda: _absorbed(ctx, node, op, q, cache)),
     )

@@ -109,18 +109,38 @@ def ring_source(ctx: Lowering, rows: int) -> tuple[ir.Value, ir.Value]:
     return ctx.shared(("ring source", rows), make)
 
 
-def capacity_mask(ctx: Lowering, cache: ir.Value) -> ir.Value:
-    """Which rows of a full cache a token sees, without the last one, which is reserved: (batch, 1, seq, capacity - 1)."""
+def sink_mask(ctx: Lowering, cache: ir.Value) -> ir.Value:
+    """Which rows of a full cache a token sees, (batch, 1, seq, T).
 
-    def make() -> ir.Value:
-        rows = ctx.op("Shape", cache, dtype=ir.DataType.INT64, start=2, end=3)
+    T is the rows in use for many new tokens, and all but the reserved last row of the capacity for one.
+    """
+
+    def rows() -> ir.Value:
         zero, one = (ctx.scalar(number, ir.DataType.INT64) for number in (0, 1))
-        last = ctx.op("Sub", ctx.op("Squeeze", rows, ctx.ints(0)), one)
-        key = ctx.op("Unsqueeze", ctx.op("Range", zero, last, one), ctx.ints(0, 1))
-        query = ctx.op("Unsqueeze", positions(ctx), ctx.ints(2))
+        capacity = ctx.op("Squeeze", ctx.op("Shape", cache, dtype=ir.DataType.INT64, start=2, end=3), ctx.ints(0))
+        return ctx.op("Range", zero, ctx.op("Sub", capacity, one), one)
+
+    def over(row: ir.Value) -> ir.Value:
+        key, query = ctx.op("Unsqueeze", row, ctx.ints(0, 1)), ctx.op("Unsqueeze", positions(ctx), ctx.ints(2))
         return additive(ctx, ctx.op("LessOrEqual", key, query, dtype=ir.DataType.BOOL))
 
-    return ctx.shared("capacity mask", make)
+    def over_used() -> ir.Value:
+        # Rows are cut from those of the capacity: Slice reads max_length on the host, a Range over it would copy it there.
+        return over(ctx.op("Slice", ctx.shared("rows", rows), ctx.ints(0), ctx.inputs["max_length"], ctx.ints(0)))
+
+    def over_all() -> ir.Value:
+        return over(ctx.shared("rows", rows))
+
+    def make() -> ir.Value:
+        return ctx.op(
+            "If",
+            is_many(ctx),
+            dtype=ctx.dtype,
+            then_branch=ctx.branch("used", over_used),
+            else_branch=ctx.branch("all", over_all),
+        )
+
+    return ctx.shared("sink mask", make)
 
 
 def additive(ctx: Lowering, seen: ir.Value) -> ir.Value:
