@@ -1,4 +1,5 @@
-# B batch, S tokens, H heads, K key channels, V value channels, G decay channels (K, or 1 for a decay per head), N slabs
+# B batch, S tokens, H heads, K key channels, V value channels, G decay channels (K, or 1 for a decay per head)
+# N batch * heads; in starts_NBHKV slabs
 """The gated delta rule: Kimi Delta Attention (arXiv 2510.26692) and Gated DeltaNet (arXiv 2412.06464).
 
 Per token and head, with a state S (K, V):
@@ -56,39 +57,31 @@ def gated_delta_recurrent(
     if torch.is_autocast_enabled(v.device.type):
         with torch.autocast(v.device.type, enabled=False):
             return gated_delta_recurrent(q, k, v, log_decay, beta, state, scale=scale)
-    dtype, out_dtype = _arithmetic_dtype(v), v.dtype
-    q, k, v, log_decay, beta = (tensor.to(dtype) for tensor in (q, k, v, log_decay, beta))
-    decay = log_decay.exp()
-    decay_BSHG1 = decay.unsqueeze(-1) if decay.dim() == 4 else decay[..., None, None]
-    if q.shape[1] == 1:
-        out_BHV, state = _step(q[:, 0], k[:, 0], v[:, 0], decay_BSHG1[:, 0], beta[:, 0], state, scale)
-        return out_BHV.unsqueeze(1).to(out_dtype), state
+    dtype, shape, out_dtype = _arithmetic_dtype(v), v.shape, v.dtype
+    items, keys, tokens = shape[0] * shape[2], q.shape[3], shape[1]
+    if state is None:
+        state = torch.zeros(shape[0], shape[2], keys, shape[3], device=v.device, dtype=dtype)
+    state_NKV = state.to(dtype).reshape(items, keys, shape[3])
+    inputs = [tensor.to(dtype) for tensor in (q, k, v, log_decay, beta)]
+    inputs[0], inputs[3] = inputs[0] * scale, inputs[3].exp()
+    if tokens == 1:
+        out_N1V, state_NKV = _step(state_NKV, *(tensor.reshape(items, 1, -1) for tensor in inputs))
+        return out_N1V.view(shape).to(out_dtype), state_NKV.view(state.shape)
     outs = []
-    for t in range(q.shape[1]):
-        out_BHV, state = _step(q[:, t], k[:, t], v[:, t], decay_BSHG1[:, t], beta[:, t], state, scale)
-        outs.append(out_BHV)
-    return torch.stack(outs, 1).to(out_dtype), state
+    for t in range(tokens):
+        out_N1V, state_NKV = _step(state_NKV, *(tensor[:, t].reshape(items, 1, -1) for tensor in inputs))
+        outs.append(out_N1V)
+    out_BHSV = torch.cat(outs, 1).unflatten(0, (shape[0], shape[2]))
+    return out_BHSV.transpose(1, 2).to(out_dtype), state_NKV.view(state.shape)
 
 
 def _step(
-    q_BHK: Tensor,
-    k_BHK: Tensor,
-    v_BHV: Tensor,
-    decay_BHG1: Tensor,
-    beta_BH: Tensor,
-    state_BHKV: Tensor | None,
-    scale: float,
+    state_NKV: Tensor, q_N1K: Tensor, k_N1K: Tensor, v_N1V: Tensor, decay_N1G: Tensor, beta_N11: Tensor
 ) -> tuple[Tensor, Tensor]:
-    k_BHK1, written_BHV = k_BHK.unsqueeze(-1), v_BHV
-    if state_BHKV is not None:
-        state_BHKV = state_BHKV.to(v_BHV.dtype) * decay_BHG1
-        written_BHV = v_BHV - (k_BHK.unsqueeze(-2) @ state_BHKV).squeeze(-2)
-    written_BH1V = (written_BHV * beta_BH.unsqueeze(-1)).unsqueeze(-2)
-    if state_BHKV is None:
-        state_BHKV = k_BHK1 * written_BH1V
-    else:
-        state_BHKV = torch.addcmul(state_BHKV, k_BHK1, written_BH1V)
-    return ((q_BHK * scale).unsqueeze(-2) @ state_BHKV).squeeze(-2), state_BHKV
+    state_NKV = state_NKV * decay_N1G.transpose(1, 2)
+    written_N1V = torch.baddbmm(v_N1V, k_N1K, state_NKV, alpha=-1) * beta_N11
+    state_NKV = torch.addcmul(state_NKV, k_N1K.transpose(1, 2), written_N1V)
+    return torch.bmm(q_N1K, state_NKV), state_NKV
 
 
 def gated_delta_flops(batch: int, seq: int, heads: int, key_dim: int, value_dim: int, pairs: str = "dense") -> int:

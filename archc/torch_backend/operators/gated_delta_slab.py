@@ -46,14 +46,16 @@ class Workspace:
         self.device, self.dtype = device, dtype
         self._buffers: dict[str, Tensor] = {}
 
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        """A contiguous tensor of that shape over the memory the name last had; zeros where nothing was written yet."""
+    def __call__(self, name: str, *shape: int, zeros: bool = False) -> Tensor:
+        """A contiguous tensor of that shape over the memory the name last had; where nothing was written yet, anything,
+        or with `zeros` zeros."""
         size = 1
         for length in shape:
             size *= length
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[name] = torch.zeros(size, device=self.device, dtype=self.dtype)
+            create = torch.zeros if zeros else torch.empty
+            buffer = self._buffers[name] = create(size, device=self.device, dtype=self.dtype)
         return buffer[:size].view(shape)
 
 
@@ -147,12 +149,12 @@ class Slab:
     def _scores(self) -> None:
         """Leaves Q and T, both (N, C, C), and the products of the whole chunk.
 
-        Entries above the diagonals are never written: the workspace starts as zeros.
+        Entries above the diagonals are never written and stay zeros from slab to slab.
         """
         self._restart_products()
         space, q_NCK = self.space, self.qb_NC2K[:, :, 0]
         product_NCK = torch.mul(q_NCK, self.k_NCK, out=space("temporary", *self.k_NCK.shape))
-        self.Q_NCC = space("Q", self.N, CHUNK, CHUNK)
+        self.Q_NCC = space("Q", self.N, CHUNK, CHUNK, zeros=True)
         self.Q_NCC.diagonal(dim1=1, dim2=2).copy_(product_NCK.sum(-1))
         inverse = space("T1", self.N * CHUNK, 1, 1).fill_(1)
         h = 1
@@ -166,7 +168,7 @@ class Slab:
             if h > 1:
                 half = torch.bmm(later, below, out=space("half", n, h, h))
                 below = torch.bmm(half, earlier, out=space("below", n, h, h))
-            merged = space(f"T{2 * h}", n, 2 * h, 2 * h)
+            merged = space(f"T{2 * h}", n, 2 * h, 2 * h, zeros=True)
             merged.as_strided((n, 2, h, h), (4 * h * h, 2 * h * h + h, 2 * h, 1)).copy_(inverse.view(n, 2, h, h))
             torch.neg(below, out=merged[:, h:, :h])
             inverse = merged
@@ -272,7 +274,8 @@ class Slab:
             d_corner = (
                 space("corner", self.N, c // (2 * h), h, 2, h).copy_(_corners(d_scores_NC2C, h)).view(n, 2 * h, h)
             )
-            d_rows = torch.bmm(d_corner, columns, out=space("d_pair", n, 2 * h, self.keys)).view(n, h, 2, self.keys)
+            outer = torch.mul if h == 1 else torch.bmm
+            d_rows = outer(d_corner, columns, out=space("d_pair", n, 2 * h, self.keys)).view(n, h, 2, self.keys)
             prefix = self.prefix_NCG.view(n, 2, h, 1, self.gates)[:, 1]
             d_qb_NC2K.view(n, 2, h, 2, self.keys)[:, 1].addcmul_(d_rows, prefix)
             d_columns = torch.bmm(d_corner.transpose(1, 2), rows, out=space("d_pair", n, h, self.keys))
