@@ -103,7 +103,8 @@ class Advice:
         home = self._home(key, holder)
         near = nearest(key, fields, cutoff=0.55)
         if home and family in _STRUCTURE:
-            return f"belongs in {home}{self._misfit(home, path)}", ""
+            where = "at the top" if home == title("spec") else f"in {home}"
+            return f"belongs {where}{self._misfit(home, path)}", ""
         if near:
             return "unknown key", f"Did you mean {near}?" + (f" ({key} is a key of {home})" if home else "")
         if home:
@@ -130,7 +131,7 @@ class Advice:
             if model is not None and key in model.model_fields:
                 return section
         if own != "spec" and key in self._spec_keys:
-            return "the spec"
+            return title("spec")
         for family in ("mixer", "ffn"):
             section = f"{family}s"
             entries = getattr(self.root.child(section), "mapping", {})
