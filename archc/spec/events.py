@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 
 from archc.errors import Problem
-from archc.spec.nodes import Mark, Node, dotted
+from archc.spec.marks import problem_at
+from archc.spec.nodes import Mark, Node, Path
 from archc.spec.scalars import ScalarError, resolve, shortened
 
 try:
@@ -28,11 +29,10 @@ _MERGE_KEY = "<<"
 class TooMuchError(ValueError):
     """A file beyond a limit, or one that is no single mapping: reading stops here."""
 
-    def __init__(self, message: str, mark: Mark, *, path: str = "", suggestion: str = "") -> None:
+    def __init__(self, message: str, mark: Mark, path: Path = ()) -> None:
         super().__init__(message)
         self.mark = mark
         self.path = path
-        self.suggestion = suggestion
 
 
 class _Open:
@@ -99,24 +99,12 @@ class Composer:
         mark = event.start_mark
         return Mark(self.file, mark.line + 1, mark.column + 1)
 
-    def _path(self) -> str:
+    def _path(self) -> Path:
         steps = [parent.key if parent.is_mapping else len(parent.items) for parent in self._open]
-        return dotted([step for step in steps if step is not None])
+        return tuple(step for step in steps if step is not None)
 
-    def _problem(
-        self, mark: Mark, message: str, suggestion: str = "", *, code: str = "yaml", path: str | None = None
-    ) -> None:
-        self.problems.append(
-            Problem(
-                message=message,
-                suggestion=suggestion,
-                code=code,
-                path=self._path() if path is None else path,
-                file=mark.file,
-                line=mark.line,
-                column=mark.column,
-            )
-        )
+    def _problem(self, mark: Mark, message: str, suggestion: str = "", *, code: str = "yaml") -> None:
+        self.problems.append(problem_at(mark, self._path(), message, suggestion, code=code))
 
     def _document(self, event: Any) -> None:
         if self.root is not None:
@@ -143,16 +131,16 @@ class Composer:
         if self._takes_key():
             raise TooMuchError("a key should be plain text, not an alias", mark)
         if any(parent.anchor == name for parent in self._open):
-            raise TooMuchError(f"the alias *{shortened(name)} stands inside its own anchor", mark, path=self._path())
+            raise TooMuchError(f"the alias *{shortened(name)} stands inside its own anchor", mark, self._path())
         known = self._anchors.get(name)
         if known is None:
-            raise TooMuchError(f"unknown alias *{shortened(name)}", mark, path=self._path())
+            raise TooMuchError(f"unknown alias *{shortened(name)}", mark, self._path())
         self._add(known, new=known.size, anchor=None)
 
     def _start(self, event: Any) -> None:
         mark = self._mark(event)
         if self._takes_key():
-            raise TooMuchError("a key should be plain text", mark, path=self._path())
+            raise TooMuchError("a key should be plain text", mark, self._path())
         if len(self._open) >= MAX_DEPTH:
             raise TooMuchError(f"nested more than {MAX_DEPTH} deep", mark)
         self._refuse_tag(event, mark)

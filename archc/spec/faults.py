@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from archc.spec.nodes import Path
+
+Error: TypeAlias = Mapping[str, Any]
+"""One of pydantic's errors, as ``ValidationError.errors`` gives it."""
 
 MAX_PROBLEMS = 100
 """Nobody reads more; a broken file can have thousands."""

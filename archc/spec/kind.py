@@ -18,7 +18,8 @@ class Section(BaseModel):
     Strict but for two things YAML can't say: an integer is also a float, and a list is also a tuple.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    # Families' bases are never validated: a validator is built when it is first used.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     _tuples: ClassVar[frozenset[str]] = frozenset()
 

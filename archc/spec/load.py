@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from archc.errors import Problem, SpecError
-from archc.spec.faults import MAX_PROBLEMS
+from archc.spec.faults import MAX_PROBLEMS, Error
+from archc.spec.marks import key_mark, problem_at
 from archc.spec.merge import merge_siblings, set_value
-from archc.spec.messages import Error, explain, key_mark, problem_at
 from archc.spec.near import nearest
 from archc.spec.nodes import Node, is_mapping
 from archc.spec.parents import with_parents
@@ -74,7 +74,13 @@ def _file(path: str) -> str:
     if path in shipped:
         return str(shipped[path])
     near = nearest(path, shipped)
-    hint = f"Did you mean {near}?" if near else "archc list shows the shipped ones" if shipped else ""
+    hint = (
+        f"Did you mean {near}?"
+        if near
+        else f"Shipped are {shortened(', '.join(shipped), limit=300)}"
+        if shipped
+        else ""
+    )
     raise SpecError(
         [
             Problem(
@@ -95,7 +101,11 @@ def _load(root: Node, file: str, problems: list[Problem], overrides: Sequence[st
     tree = siblings.root
     data = tree.plain()
     spec, errors = _validated(data)
-    problems += explain(tree, errors, siblings.broken)
+    if errors:
+        # What words mistakes is imported when there are some: start-up is most of the time that a valid spec takes.
+        from archc.spec.messages import explain
+
+        problems += explain(tree, errors, siblings.broken)
     if problems or spec is None:
         raise SpecError(_readable(problems, file))
     return Loaded(spec, _warnings(tree, siblings.extended), tree)

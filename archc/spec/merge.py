@@ -8,8 +8,9 @@ from typing import NamedTuple
 from archc.errors import Problem, SpecError
 from archc.spec.events import MAX_NODES
 from archc.spec.faults import MAX_PROBLEMS
+from archc.spec.marks import problem_at
 from archc.spec.near import nearest
-from archc.spec.nodes import Mark, Node, dotted
+from archc.spec.nodes import Mark, Node
 from archc.spec.scalars import shortened
 
 EXTENDS = "extends"
@@ -141,18 +142,8 @@ class _Family:
         self._problem(chain[-1], stated, f"extends itself ({cycle})", "")
 
     def _problem(self, name: str, node: Node, message: str, suggestion: str) -> None:
-        mark = node.mark
-        self.problems.append(
-            Problem(
-                message=message,
-                suggestion=suggestion,
-                path=dotted((self.section, name, EXTENDS)),
-                file=mark.file,
-                line=mark.line,
-                column=mark.column,
-                code="extends",
-            )
-        )
+        path = (self.section, name, EXTENDS)
+        self.problems.append(problem_at(node.mark, path, message, suggestion, code="extends"))
 
     def _over(self, base: Node, mine: Node) -> Node:
         """All keys of the base, then mine, whole; a null of mine removes."""
@@ -160,11 +151,8 @@ class _Family:
             base = Node({"kind": base}, base.mark, keys={"kind": base.mark})
         self.size += base.size
         if self.size > MAX_NODES:
-            mark = mine.mark
             message = f"too long: more than {MAX_NODES:,} values once siblings are written out"
-            problem = Problem(
-                message=message, path=self.section, file=mark.file, line=mark.line, column=mark.column, code="yaml"
-            )
+            problem = problem_at(mine.mark, (self.section,), message, code="yaml")
             raise SpecError([*self.problems, problem])
         members, keys = dict(base.mapping), dict(base.keys)
         for key, node in mine.mapping.items():

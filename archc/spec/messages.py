@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from archc.errors import Problem
 from archc.spec.advice import Advice
-from archc.spec.faults import MAX_PROBLEMS
+from archc.spec.faults import MAX_PROBLEMS, Error
+from archc.spec.marks import key_mark, problem_at
 from archc.spec.near import listed
-from archc.spec.nodes import Mark, Node, Path, dotted
-from archc.spec.scalars import shortened
+from archc.spec.nodes import Node, Path
 from archc.spec.wording import code, expected, found, wrong
-
-Error = Mapping[str, Any]
 
 _KEY_ERRORS = ("missing", "extra_forbidden")
 _KIND_ERRORS = ("kind_unknown", "kind_name")
@@ -35,32 +32,6 @@ def explain(root: Node, errors: Sequence[Error], broken: Iterable[tuple[str, str
         message = "this looks like a Hugging Face config: archc import config.json writes the spec"
         problems.append(Problem(message=message, file=root.mark.file, code="config"))
     return problems
-
-
-def problem_at(
-    mark: Mark, path: Path, message: str, suggestion: str = "", *, code: str = "value", severity: str = "error"
-) -> Problem:
-    """A problem at a mark."""
-    return Problem(
-        message=message,
-        suggestion=suggestion,
-        path=shortened(dotted(path), limit=200),
-        file=mark.file,
-        line=mark.line,
-        column=mark.column,
-        code=code,
-        severity=severity,
-    )
-
-
-def key_mark(root: Node, path: Path) -> Mark:
-    """Where the key at the end of a path was written; the whole file's mark for the top."""
-    if not path:
-        return Mark(root.mark.file)
-    parent = root.at(path[:-1])
-    if parent is None:
-        return key_mark(root, path[:-1])
-    return parent.key_mark(path[-1]) if isinstance(path[-1], str) else parent.mark
 
 
 def _path(root: Node, error: Error) -> Path:

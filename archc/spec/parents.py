@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from archc.errors import Problem, SpecError
+from archc.spec.marks import problem_at
 from archc.spec.merge import EXTENDS, amend, without_extends
 from archc.spec.nodes import Mark, Node
 from archc.spec.reader import read_file
@@ -32,7 +33,7 @@ def with_parents(root: Node, file: str, problems: list[Problem]) -> Node:
         files.append(parent)
     if len(chain) > 1 and "name" not in root.mapping:
         mark = root.key_mark(EXTENDS)
-        problems.append(_problem(mark, "name is required: a child states its own", path="", code="missing"))
+        problems.append(problem_at(mark, (), "name is required: a child states its own", code="missing"))
     merged = without_extends(chain.pop())
     while chain:
         merged = amend(merged, without_extends(chain.pop()))
@@ -72,13 +73,5 @@ def _exists(file: str) -> bool:
         return False
 
 
-def _problem(mark: Mark, message: str, hint: str = "", *, path: str = EXTENDS, code: str = "extends") -> Problem:
-    return Problem(
-        message=message,
-        suggestion=hint,
-        path=path,
-        file=mark.file,
-        line=mark.line,
-        column=mark.column,
-        code=code,
-    )
+def _problem(mark: Mark, message: str, hint: str = "") -> Problem:
+    return problem_at(mark, (EXTENDS,), message, hint, code="extends")

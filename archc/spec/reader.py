@@ -10,7 +10,8 @@ import yaml
 
 from archc.errors import Problem, SpecError
 from archc.spec.events import Composer, TooMuchError
-from archc.spec.nodes import Mark, Node
+from archc.spec.marks import problem_at
+from archc.spec.nodes import Node
 from archc.spec.scalars import shortened
 
 MAX_BYTES = 1 << 20
@@ -43,7 +44,7 @@ def read_value(text: str, file: str, *, lines: bool = True) -> tuple[Node | None
     except UnicodeEncodeError:
         raise SpecError([Problem(message="not text: holds half a character", file=file, code="yaml")]) from None
     except TooMuchError as error:
-        problem = _problem(str(error), error.mark, path=error.path, suggestion=error.suggestion)
+        problem = problem_at(error.mark, error.path, str(error), code="yaml")
         raise SpecError([*composer.problems, problem]) from None
     except yaml.YAMLError as error:
         raise SpecError([*composer.problems, _syntax(error, file)]) from None
@@ -80,18 +81,6 @@ def read_file(path: str, file: str) -> tuple[Node, list[Problem]]:
 
 def _too_big(file: str) -> Problem:
     return Problem(message=f"larger than {MAX_BYTES:,} bytes, which no spec is", file=file, code="yaml")
-
-
-def _problem(message: str, mark: Mark, *, path: str = "", suggestion: str = "") -> Problem:
-    return Problem(
-        message=message,
-        suggestion=suggestion,
-        path=path,
-        file=mark.file,
-        line=mark.line,
-        column=mark.column,
-        code="yaml",
-    )
 
 
 def _syntax(error: Any, file: str) -> Problem:
