@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.parity.families import Family
+from tests.parity.family import Family
 
 BATCH, TOKENS = 2, 32
 FIRST_ID, LAST_ID = 5, 88
