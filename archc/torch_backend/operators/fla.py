@@ -26,7 +26,7 @@ def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, *, scale: float
 ) -> tuple[Tensor, Tensor]:
     """q, k, log_decay: (B, S, H, K); v: (B, S, H, V); beta: (B, S, H); state: (B, H, K, V), in and out."""
-    from fla.ops.kda import chunk_kda
+    from fla.ops.kda import chunk_kda  # pyright: ignore[reportMissingImports]
 
     out, final_state = chunk_kda(
         q=q.to(v.dtype),

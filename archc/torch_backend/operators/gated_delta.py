@@ -13,6 +13,7 @@ tracers see a single node whatever the length. `gated_delta_slab` has the algebr
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -214,12 +215,12 @@ def gated_delta_gradients(
     return d_q, d_k, d_v, d_log_decay, d_beta, d_state
 
 
-def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.scale = inputs
     ctx.save_for_backward(*tensors, output[2])
 
 
-def _differentiate(ctx: torch.autograd.function.FunctionCtx, d_out: Tensor, d_final_state: Tensor, _: Tensor) -> tuple:
+def _differentiate(ctx: Any, d_out: Tensor, d_final_state: Tensor, _: Tensor) -> tuple:
     grads = torch.ops.archc.gated_delta_backward(*ctx.saved_tensors, d_out, d_final_state, ctx.scale)
     return *grads, None
 
