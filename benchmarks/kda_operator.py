@@ -2,8 +2,10 @@
 """Times the gated delta rule (Kimi Delta Attention, arXiv 2510.26692) against transformers' fallback and attention.
 
 All candidates run in one process, one after the other, the order turning every round, so that noise of the machine
-hits them alike; medians are printed. The operator is many small steps: with more threads than free cores each waits
-for a stolen core, so run on an idle machine or with --threads 1. `scaled_dot_product_attention` of the same shape is there for scale only.
+hits them alike; medians are printed. `scaled_dot_product_attention` of the same shape is there for scale only.
+
+The operator is many small steps, each a barrier between threads: with more threads than free cores every one of them
+waits for a busy core. Run this on an idle machine, or with --threads 1.
 """
 
 import argparse
