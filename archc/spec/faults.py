@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
@@ -17,9 +17,10 @@ MAX_PROBLEMS = 100
 """Nobody reads more; a broken file can have thousands."""
 
 
-def fault(message: str, suggestion: str = "", *, code: str = "value") -> PydanticCustomError:
-    """An error to raise inside a validator."""
-    return PydanticCustomError(code, "{message}", {"message": message, "suggestion": suggestion})  # pyright: ignore[reportArgumentType]
+def fault(message: str, suggestion: str = "", *, code: str = "value", known: Sequence[str] = ()) -> PydanticCustomError:
+    """An error to raise inside a validator; the name someone meant is looked for among ``known`` when the error is worded."""
+    context = {"message": message, "suggestion": suggestion, "known": list(known)}
+    return PydanticCustomError(code, "{message}", context)  # pyright: ignore[reportArgumentType]
 
 
 def faults(title: str, found: list[tuple[Path, PydanticCustomError]]) -> ValidationError:

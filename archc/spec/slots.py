@@ -11,7 +11,7 @@ from archc import registry
 from archc.errors import PluginError
 from archc.spec.faults import fault
 from archc.spec.kind import Kind
-from archc.spec.near import nearest, with_article
+from archc.spec.near import with_article
 from archc.spec.nodes import is_mapping
 from archc.spec.scalars import shortened
 
@@ -73,13 +73,8 @@ class Slot:
         """
         found = registry.find(self.family, name)
         if found is None:
-            near = nearest(name, registry.names(self.family))
-            meant = f"Did you mean {near}? " if near else ""
-            raise fault(
-                f"unknown {self._one().partition(' ')[2]} (found {shortened(name)})",
-                f"{meant}{self._offer()}",
-                code="kind_unknown",
-            )
+            message = f"unknown {self._one().partition(' ')[2]} (found {shortened(name)})"
+            raise fault(message, self._offer(), code="kind_unknown", known=registry.names(self.family))
         if not (isinstance(found, type) and issubclass(found, Kind)):
             raise PluginError(f"{self.family} {name!r} is no subclass of archc.spec.kind.Kind")
         if found.kind_name != name:

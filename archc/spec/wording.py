@@ -110,19 +110,12 @@ def _other(error: Mapping[str, Any], node: Node) -> tuple[str, str]:
     message: str = context.get("message") or error["msg"]
     if message.startswith("should be ") and error["type"] in _FOUND_HERE and "(found" not in message:
         message = f"{message} (found {found(node)})"
-    if error["type"] not in (
-        "scale",
-        "dtype",
-        "kind_unknown",
-        "pattern",
-        "rule",
-        "name",
-        "kind_missing",
-        "track_missing",
-    ):
+    if "message" not in context:
         message = re.sub(r"^(?:Input|Value|String) should", "should", message)
         message = re.sub(r"^(?:Value|Assertion) (?:error|failed), ", "", message)
-    return message, context.get("suggestion", "")
+    suggestion: str = context.get("suggestion", "")
+    near = nearest(str(node.value), context.get("known", ()))
+    return message, f"Did you mean {near}? {suggestion}" if near else suggestion
 
 
 def _choices(text: str) -> list[str]:

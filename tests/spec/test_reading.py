@@ -48,6 +48,7 @@ HOSTILE = {
     + "".join(f"  a{i}: {{extends: b}}\n" for i in range(1500)),
     "a long ring of siblings": "mixers:\n" + "".join(f"  a{i}: {{extends: a{(i + 1) % 2500}}}\n" for i in range(2500)),
     "many broken siblings": "mixers:\n" + "".join(f"  a{i}: {{extends: b{i}}}\n" for i in range(2500)),
+    "many unknown kinds": "mixers:\n" + "".join(f"  a{i}: gqa{i}\n" for i in range(6000)),
     "many unknown keys": "".join(f"k{i}: 1\n" for i in range(9000)),
     "the same key": "a: 1\n" * 9000,
 }
