@@ -18,10 +18,12 @@ from safetensors.numpy import load_file, save_file
 
 from archc import registry
 from archc.errors import ArchcError, CheckFailedError, GraphError
+from archc.expand import expand
 from archc.graph.graph import Graph, state_elements
 from archc.ir.op import Op
 from archc.ir.values import Body, Call, Node, State
 from archc.ops.elementwise import Activation
+from archc.spec.load import loads_spec
 from archc_exporters.onnx.export import export
 from archc_exporters.onnx.states import onnx_state_names
 
@@ -95,7 +97,7 @@ def test_node_names_read_like_the_architecture(exported: Callable[..., Any]) -> 
     assert {
         "layers.1.mixer.q_proj/MatMul",
         "layers.0.mixer.attention/Attention",
-        "layers.0/Add",
+        "layers.0.ffn_norm/SkipSimplifiedLayerNormalization",
         "lm_head/MatMul",
     } <= names
     assert len(names) == len(proto.graph.node)
@@ -238,6 +240,33 @@ def test_a_rope_table_needs_to_know_how_many_positions(exported: Callable[..., A
     assert export(endless, tmp_path / "out", max_model_len=9).max_model_len == 9
 
 
+def spec_text(mixer: str, cache: str = "") -> str:
+    return f"""
+spec_version: 1
+name: one
+tokenizer: {{kind: external, vocab_size: 8}}
+embedding: {{hidden_size: 8, tie_word_embeddings: true}}
+position: none
+norm: {{kind: rms_norm, eps: 1e-5}}
+mixers: {{a: {mixer}}}
+ffns: {{f: {{kind: swiglu, intermediate_size: 8}}}}
+stack: {{num_layers: 1, block: pre_norm, mixer: a, ffn: f}}
+{cache}
+"""
+
+
+def test_a_quantised_cache_is_refused_with_what_is_legal(tmp_path: Path) -> None:
+    text = spec_text("{kind: gqa, num_heads: 1, num_kv_heads: 1, head_dim: 8}", "cache: {policy: full, dtype: int8}")
+    with pytest.raises(GraphError, match=r"a cache in int8 can't be exported; set cache dtype to float16, bfloat16"):
+        export(expand(loads_spec(text)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_heads_too_large_for_some_devices_are_remarked(tmp_path: Path) -> None:
+    report = export(expand(loads_spec(spec_text("{kind: kda, num_heads: 1, head_dim: 160}"))), tmp_path)
+    assert any("160 x 160 need 102400 bytes of shared memory" in note for note in report.notes)
+
+
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     code = """
 import sys
@@ -245,18 +274,8 @@ from pathlib import Path
 from archc.expand import expand
 from archc.spec.load import loads_spec
 from archc_exporters.onnx.export import export
-spec = '''
-spec_version: 1
-name: t
-tokenizer: {kind: external, vocab_size: 8}
-embedding: {hidden_size: 8, tie_word_embeddings: true}
-position: none
-norm: {kind: rms_norm, eps: 1e-5}
-mixers: {a: {kind: gqa, num_heads: 1, num_kv_heads: 1, head_dim: 8}}
-ffns: {f: {kind: swiglu, intermediate_size: 8}}
-stack: {num_layers: 1, block: pre_norm, mixer: a, ffn: f}
-'''
-export(expand(loads_spec(spec)), Path(sys.argv[1]))
+export(expand(loads_spec(sys.argv[1])), Path(sys.argv[2]))
 assert "torch" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    text = spec_text("{kind: gqa, num_heads: 1, num_kv_heads: 1, head_dim: 8}")
+    subprocess.run([sys.executable, "-c", code, text, str(tmp_path)], check=True)

@@ -19,7 +19,7 @@ WAYS = {
     "chunks": (2, (7, 5, 1, 4, 3)),
 }
 RAGGED = ((9, 5), (4, 6), (1, 1), (1, 0), (3, 5), (1, 1), (1, 2))
-FLOAT32_ERROR = dict.fromkeys(ARCHITECTURES, 1e-5) | {"kimi-linear": 3e-5, "moe keys": 2e-5}
+FLOAT32_ERROR = dict.fromkeys(ARCHITECTURES, 1e-5) | {"kimi-linear": 4e-5, "moe keys": 2e-5}
 """Largest difference of outputs that are about 4 large (25 for the experts); several times what was measured."""
 FLOAT16_ERROR = {"llama": 1e-2, "gpt-oss": 1e-2, "deepseek-v3": 2e-2, "kimi-linear": 5e-2}
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from archc.ir.values import Node
 from archc.ops import elementwise as ops
 from archc_exporters.onnx.context import MS, Lowering
+from archc_exporters.onnx.fuse import SAME_SHAPE
 from archc_exporters.onnx.weights import NUMPY_DTYPES
 
 
@@ -51,7 +52,11 @@ def gated(ctx: Lowering, gate: ir.Value, up: ir.Value, gating: ops.GatedActivati
 
 
 def add(ctx: Lowering, node: Node, left: ir.Value, right: ir.Value) -> ir.Value:
-    return ctx.op("Add", *_alike(ctx, node, left, right))
+    y = ctx.op("Add", *_alike(ctx, node, left, right))
+    producer = y.producer()
+    assert producer is not None
+    producer.meta[SAME_SHAPE] = node.inputs[0].width == node.inputs[1].width
+    return y
 
 
 def mul(ctx: Lowering, node: Node, left: ir.Value, right: ir.Value) -> ir.Value:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops import linear as ops
 from archc_exporters.onnx.context import MS, Lowering
-from archc_exporters.onnx.weights import Array
+from archc_exporters.onnx.weights import Array, transposed
 
 
 def linear(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
@@ -28,14 +27,10 @@ def linear(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
         y = ctx.op("FusedMatMul", x, table, domain=MS, transB=1)
     else:
         ctx.note("MatMul: the weight is stored as in x out, so that nothing is transposed at run time")
-        transposed = ctx.weight(
-            node,
-            "weight",
-            tag="transposed",
-            shape=(inner, width),
-            transform=lambda w: np.ascontiguousarray(w[:width].T),
+        weight = ctx.weight(
+            node, "weight", tag="transposed", shape=(inner, width), transform=lambda w: transposed(w[:width])
         )
-        y = ctx.op("MatMul", x, transposed)
+        y = ctx.op("MatMul", x, weight)
     if op.bias:
         y = ctx.op("Add", y, ctx.weight(node, "bias", shape=(width,), transform=lambda b: b[:width]))
     assert out_dtype is not None

@@ -13,6 +13,7 @@ from archc.errors import GraphError
 from archc.graph.graph import Graph, join
 from archc.ir.values import Body, Node, Value
 from archc_exporters.onnx.context import OPSETS, Lowering
+from archc_exporters.onnx.fuse import fuse_residual_norms
 from archc_exporters.onnx.step import positions
 from archc_exporters.onnx.weights import WeightSource
 
@@ -62,6 +63,10 @@ def lower_graph(
         producer_name="archc",
         producer_version=__version__,
     )
+    fused = fuse_residual_norms(model.graph)
+    if fused:
+        reason = "SkipSimplifiedLayerNormalization where a residual sum is read: both in one kernel"
+        ctx.choices["rms_norm", reason] = fused
     model.metadata_props["archc"] = json.dumps(
         {"name": graph.name, "max_model_len": max_model_len, "reserved_rows": graph.reserved_rows()}
     )

@@ -27,8 +27,11 @@ NUMPY_DTYPES: dict[ir.DataType, np.dtype[Any]] = {
     ir.DataType.INT64: np.dtype(np.int64),
     ir.DataType.BOOL: np.dtype(np.bool_),
 }
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _NORMAL_STD = 0.02
 _BLOCK_ELEMENTS = 1 << 24
+_TILE = 512
+_FLOAT16_INFINITY = 0x7C00
 
 
 class WeightSource(Protocol):
@@ -91,7 +94,12 @@ class SafetensorsWeights:
                     if name in self._homes:
                         raise ArchcError(f"{name} is in {self._homes[name].name} and in {file.name}")
                     self._homes[name] = file
-                    shapes[name] = tuple(opened.get_slice(name).get_shape())
+                    header = opened.get_slice(name)
+                    shapes[name] = tuple(header.get_shape())
+                    if header.get_dtype() not in _FLOATS:
+                        raise ArchcError(
+                            f"{file}: {name} is {header.get_dtype()}; weights should be {', '.join(_FLOATS)}"
+                        )
             except (SafetensorError, OSError) as error:
                 raise ArchcError(f"{file} can't be read as safetensors: {error}") from error
         _match(path, shapes, params)
@@ -144,6 +152,20 @@ def _listed(names: Sequence[str], limit: int = 20) -> str:
     return ", ".join(names[:limit]) + more
 
 
+def transposed(matrix: Array) -> Array:
+    """The transpose as an array of its own, moved in tiles that fit a cache: several times faster than row by row."""
+    out = np.empty(matrix.shape[::-1], matrix.dtype)
+    for i in range(0, matrix.shape[0], _TILE):
+        for j in range(0, matrix.shape[1], _TILE):
+            out[j : j + _TILE, i : i + _TILE] = matrix[i : i + _TILE, j : j + _TILE].T
+    return out
+
+
+def _largest_bits(array: Array) -> int:
+    """The largest float16 by magnitude, as the integer that its bits without the sign are."""
+    return int((array.view(np.uint16) & np.uint16(0x7FFF)).max())
+
+
 def lazy_tensor(
     name: str,
     shape: Sequence[int],
@@ -164,7 +186,7 @@ def lazy_tensor(
         assert array.shape == tuple(shape), f"{name}: the transform gives {array.shape}, not {tuple(shape)}"
         with np.errstate(over="ignore"):
             array = np.ascontiguousarray(array, dtype=NUMPY_DTYPES[dtype])
-        if dtype == ir.DataType.FLOAT16 and not np.isfinite(array).all():
+        if dtype == ir.DataType.FLOAT16 and array.size and _largest_bits(array) >= _FLOAT16_INFINITY:
             raise ArchcError(f"{name} has values that float16 can't hold; export it as bfloat16 or float32")
         return ir.Tensor(array, dtype=dtype, name=name)
 
