@@ -55,6 +55,18 @@ class Step:
         return torch.arange(self.positions.shape[1], device=self.positions.device) < self.new.unsqueeze(1)
 
 
+def carried(state: Tensor | None, step: Step | None) -> Tensor | None:
+    """What a fixed state brings into a call: nothing where a row is empty, so that a cache can be used again as it is.
+
+    ``state`` is (batch, …); None stands for zeros.
+    """
+    if state is None or step is None or step.past == 0:
+        return None
+    if step.start is None:
+        return state
+    return state * (step.start > 0).view(-1, *(1,) * (state.dim() - 1)).to(state.dtype)
+
+
 def step_positions(step: Step | None, input_ids: Tensor) -> Tensor:
     """Positions of a call: the step's, or 0, 1, 2, … without one."""
     return torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0) if step is None else step.positions

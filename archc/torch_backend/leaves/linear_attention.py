@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,7 +16,7 @@ from archc.torch_backend.context import Context
 from archc.torch_backend.leaves.elementwise import ACTIVATIONS
 from archc.torch_backend.operators.gated_delta import gated_delta_rule
 from archc.torch_backend.operators.short_conv import short_conv
-from archc.torch_backend.step import Step
+from archc.torch_backend.step import Step, carried
 from archc.torch_backend.twins.linear_attention import conv_twin, delta_twin
 
 
@@ -46,7 +48,7 @@ class LinearAttention(nn.Module):
             x.unflatten(-1, (-1, width)) for x, width in ((q, self.key_dim), (k, self.key_dim), (v, self.value_dim))
         ]
         rule = gated_delta_rule if self.twin is None else delta_twin(self.twin)
-        out, final = rule(heads[0], heads[1], heads[2], decay, beta, state, scale=self.scale)
+        out, final = rule(heads[0], heads[1], heads[2], decay, beta, carried(state, step), scale=self.scale)
         if state is not None:
             state.copy_(final)
         return out.flatten(-2)
@@ -100,47 +102,60 @@ class CausalConv(nn.Module):
         step, state = (args[count], args[count + 1]) if len(args) > count else (None, None)
         assert step is None or isinstance(step, Step)
         assert state is None or isinstance(state, Tensor)
-        outputs: list[Tensor] = []
-        begin = 0
-        for name, x in zip(self.streams, inputs, strict=True):
-            width = x.shape[-1]
-            columns = None if state is None else state[..., begin : begin + width]
-            outputs.append(self._stream(self.get_submodule(name), x, step, columns))
-            begin += width
+        streams = [self._modules[name] for name in self.streams]
+        if inputs[0].shape[1] == 1 and self.twin is None and not torch.is_grad_enabled():
+            outputs = self._one_token(streams, inputs, step, state)
+        else:
+            outputs = []
+            begin = 0
+            for stream, x in zip(streams, inputs, strict=True):
+                columns = None if state is None else state[..., begin : begin + x.shape[-1]]
+                outputs.append(self._many_tokens(stream, x, step, columns))
+                begin += x.shape[-1]
         return tuple(outputs) if count > 1 else outputs[0]
 
-    def _stream(self, stream: nn.Module, x: Tensor, step: Step | None, columns_BPC: Tensor | None) -> Tensor:
-        assert isinstance(stream, Stream)
-        kept = self.kernel - 1
-        past = x.new_zeros(x.shape[0], kept, x.shape[-1]) if columns_BPC is None else columns_BPC.to(x.dtype)
-        weight = stream.weight[:, 0]
-        silu = self.function == "silu" and stream.bias is None
-        if self.twin is not None:
-            y = conv_twin(x, past, weight)
-        elif x.shape[1] == 1 and not x.requires_grad:
-            y = (torch.cat((past, x), 1) * weight.t()).sum(1, keepdim=True)
-        else:
-            y = short_conv(x, past.clone() if columns_BPC is not None else past, weight, silu)
-            if columns_BPC is not None:
-                self._keep(x, past, step, columns_BPC)
-            return y if silu else self._finish(y, stream.bias)
+    def _one_token(
+        self, streams: list[Any], inputs: list[Tensor], step: Step | None, state_BPC: Tensor | None
+    ) -> list[Tensor]:
+        """All streams together: a decode step is made of so little work that the number of calls is what counts."""
+        x_B1C = torch.cat(inputs, -1)
+        columns_BKC = torch.cat((self._past(x_B1C, step, state_BPC), x_B1C), 1)
+        weight_CK = torch.cat([stream.weight[:, 0] for stream in streams])
+        y = (columns_BKC * weight_CK.t()).sum(1, keepdim=True)
+        if streams[0].bias is not None:
+            y = y + torch.cat([stream.bias for stream in streams])
+        if state_BPC is not None:
+            self._keep(columns_BKC, step, state_BPC)
+        return list(
+            (y if self.function is None else ACTIVATIONS[self.function](y)).split([x.shape[-1] for x in inputs], -1)
+        )
+
+    def _many_tokens(self, stream: Any, x: Tensor, step: Step | None, columns_BPC: Tensor | None) -> Tensor:
+        past = self._past(x, step, columns_BPC)
+        weight, bias = stream.weight[:, 0], stream.bias
+        fused = self.twin is None and bias is None and self.function == "silu"
+        y = conv_twin(x, past, weight) if self.twin is not None else short_conv(x, past, weight, fused)
         if columns_BPC is not None:
-            self._keep(x, past, step, columns_BPC)
-        return self._finish(y, stream.bias)
-
-    def _finish(self, y: Tensor, bias: Tensor | None) -> Tensor:
+            recent = x if step is not None and step.new is not None else x[:, 1 - self.kernel :]
+            self._keep(torch.cat((past, recent), 1), step, columns_BPC)
         y = y if bias is None else y + bias
-        return y if self.function is None else ACTIVATIONS[self.function](y)
+        return y if fused or self.function is None else ACTIVATIONS[self.function](y)
 
-    def _keep(self, x: Tensor, past: Tensor, step: Step | None, columns_BPC: Tensor) -> None:
+    def _past(self, x: Tensor, step: Step | None, columns_BPC: Tensor | None) -> Tensor:
+        """The kernel - 1 inputs before this call, a copy: the state is overwritten while backward may still need them."""
+        held = carried(columns_BPC, step)
+        if held is None:
+            return x.new_zeros(x.shape[0], self.kernel - 1, x.shape[-1])
+        return held.to(x.dtype, copy=torch.is_grad_enabled())
+
+    def _keep(self, columns_BTC: Tensor, step: Step | None, state_BPC: Tensor) -> None:
         """The last columns before the next token, at each row's true length."""
         kept = self.kernel - 1
-        joined = torch.cat((past, x[:, -kept:] if step is None or step.new is None else x), 1)
         if step is None or step.new is None:
-            columns_BPC.copy_(joined[:, -kept:])
+            state_BPC.copy_(columns_BTC[:, -kept:])
         else:
-            index = step.new.unsqueeze(1) + torch.arange(kept, device=x.device)
-            columns_BPC.copy_(joined.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1])))
+            index = step.new.unsqueeze(1) + torch.arange(kept, device=columns_BTC.device)
+            state_BPC.copy_(columns_BTC.gather(1, index.unsqueeze(-1).expand(-1, -1, columns_BTC.shape[-1])))
 
     def extra_repr(self) -> str:
         return f"kernel={self.kernel}, act={self.function}"
