@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -58,6 +57,8 @@ def print_error(error: ArchcError) -> None:
 
 def print_json(data: Any) -> None:
     """Data for programs, on stdout."""
+    import json
+
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 

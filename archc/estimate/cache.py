@@ -18,7 +18,7 @@ TOKENS = symbol("(past + seq)")
 """Tokens in the cache, as a formula prints them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class CacheKind:
     """The states of all layers whose mixer has one name."""
 
@@ -52,7 +52,7 @@ class CacheKind:
         }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Cache:
     """Sums over all layers; ``by_layer`` has the same rows by layer kind, for tables."""
 
@@ -101,7 +101,7 @@ class Cache:
         }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class CacheOptions:
     """``kv_dtype`` overrides what the spec's cache policy says for keys, values, latents and convolution columns."""
 

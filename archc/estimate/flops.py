@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from archc.estimate.placed import Part, Placed, Placement
 from archc.ir.op import Form, Pairs
 from archc.ir.size import Dim, evaluate
 
 PAIRS: tuple[Pairs, ...] = ("needed", "dense")
+FORMS: tuple[Form, ...] = ("many", "few")
 
 BACKWARD = 2
 """FLOPs of the backward pass over those of the forward one: a gradient of the input and one of the weight per product."""
 
-Key = TypeVar("Key")
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Flops:
     """Closed forms in ``batch``, ``seq`` and ``past``, and their numbers at one batch and one length.
 
@@ -63,6 +62,17 @@ class _Sums:
             "train_step": _substitute(many + self.readout["many"], {"past": 0}) * (1 + BACKWARD),
         }
 
+    def numbers(self, *, batch: int, length: int) -> dict[str, int]:
+        """The three quantities at one batch and one length, without the detour over their formulas."""
+        whole, last = {"batch": batch, "seq": length, "past": 0}, {"batch": batch, "seq": 1, "past": length - 1}
+        only_last = {"batch": batch, "seq": 1, "past": 0}
+        many, readout = evaluate(self.layers["many"], whole), self.readout["many"]
+        return {
+            "prefill": many + evaluate(readout, only_last),
+            "decode": evaluate(self.layers["few"], last) + evaluate(self.readout["few"], last),
+            "train_step": (many + evaluate(readout, whole)) * (1 + BACKWARD),
+        }
+
 
 def _substitute(flops: Dim, env: dict[str, Dim]) -> Dim:
     return flops if isinstance(flops, int) else flops.substitute(env)
@@ -71,13 +81,14 @@ def _substitute(flops: Dim, env: dict[str, Dim]) -> Dim:
 def count_flops(placement: Placement, *, batch_size: int, max_model_len: int) -> Flops:
     """Costs of every distinct node, times how often it runs."""
     formulas: dict[str, Dim] = {}
+    numbers: dict[str, int] = {}
     parts: dict[Part, _Sums] = {}
     layers: dict[str, _Sums] = {}
     for pairs in PAIRS:
         total = _Sums()
         for placed in placement.nodes:
             types = [value.type for value in placed.node.inputs]
-            for form in ("many", "few"):
+            for form in FORMS:
                 flops = placed.node.op.flops(types, form, pairs)
                 if flops == 0:
                     continue
@@ -88,13 +99,11 @@ def count_flops(placement: Placement, *, batch_size: int, max_model_len: int) ->
                     layers.setdefault(placed.layer, _Sums()).add(placed, form, flops)
         suffix = "" if pairs == "needed" else "_dense"
         formulas.update({f"{name}{suffix}": formula for name, formula in total.formulas().items()})
-    sizes = {"batch": batch_size, "seq": max_model_len, "past": max_model_len - 1}
-    numbers = {name: evaluate(formula, sizes) for name, formula in formulas.items() if "chunk" not in name}
-    return Flops(formulas, numbers, _at(parts, sizes), _at(layers, sizes))
-
-
-def _at(sums: dict[Key, _Sums], sizes: dict[str, int]) -> dict[Key, dict[str, int]]:
-    return {
-        key: {name: evaluate(formula, sizes) for name, formula in found.formulas().items() if name != "prefill_chunk"}
-        for key, found in sums.items()
-    }
+        found = total.numbers(batch=batch_size, length=max_model_len)
+        numbers.update({f"{name}{suffix}": number for name, number in found.items()})
+    return Flops(
+        formulas,
+        numbers,
+        {part: sums.numbers(batch=batch_size, length=max_model_len) for part, sums in parts.items()},
+        {layer: sums.numbers(batch=batch_size, length=max_model_len) for layer, sums in layers.items()},
+    )

@@ -12,7 +12,7 @@ from archc.ir.values import Param
 from archc.units import tensor_bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Parameters:
     """Counts of elements. ``total`` leaves out ``mtp`` (extra prediction layers) and ``untrainable`` (saved buffers)."""
 
@@ -43,7 +43,7 @@ class Parameters:
         }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Weights:
     """Bytes of the weights as stored, saved buffers included; ``mtp_bytes`` are apart."""
 

@@ -14,7 +14,7 @@ Part = tuple[str, ...]
 """Where a cost belongs: ``("embedding",)``, ``("mixer", "kda")``, ``("ffn", "moe", "router")``."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Placed:
     """One distinct node: it runs ``count`` times, in the layers called ``layer`` (empty outside the layers)."""
 
@@ -26,7 +26,7 @@ class Placed:
     """Comes after the last layer, so a prefill needs it for one token only."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Placement:
     """A graph as a list of distinct nodes. ``layers`` counts layer kinds, ``scopes`` counts mixers and ffns by part."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from archc.errors import GraphError
-from archc.ir.op import Form, Op, Pairs
+from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, CAPACITY, PAST, SEQ, TOTAL, Dim, ceil_div, minimum
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
 
@@ -38,7 +37,7 @@ def causal_pairs_twice(
     return seen_twice(TOTAL) - seen_twice(PAST)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Attention(Op):
     """Causal softmax attention; inputs (q, k, v), widths heads x key_dim, kv_heads x key_dim, kv_heads x value_dim.
 
@@ -100,7 +99,7 @@ class Attention(Op):
         return BATCH * twice * (self.num_heads * (self.key_dim + self.value_dim))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class LatentAttention(Op):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); inputs (q, latent, shared key).
 

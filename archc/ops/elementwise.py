@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from archc.errors import GraphError
-from archc.ir.op import Op
+from archc.ir.op import Op, op
 from archc.ir.values import TensorType
 
 ACTIVATIONS = ("silu", "sigmoid", "gelu", "gelu_tanh", "relu", "relu2", "tanh", "softplus")
@@ -24,7 +23,7 @@ def _same(inputs: Sequence[TensorType], what: str) -> TensorType:
     return wide
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Add(Op):
     """Sum of two values of one shape and one axis."""
 
@@ -34,7 +33,7 @@ class Add(Op):
         return (_same(inputs, "add"),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Mul(Op):
     """Product of two values of one shape; a width of 1 is broadcast."""
 
@@ -44,7 +43,7 @@ class Mul(Op):
         return (_same(inputs, "mul"),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Scale(Op):
     """Product with a number."""
 
@@ -55,7 +54,7 @@ class Scale(Op):
         return (inputs[0],)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Activation(Op):
     """One of ``ACTIVATIONS``."""
 
@@ -68,7 +67,7 @@ class Activation(Op):
         return (inputs[0],)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class GatedActivation(Op):
     """``act(alpha gate) gate (up + up_offset)``, the middle of a gated feed-forward.
 
@@ -88,7 +87,7 @@ class GatedActivation(Op):
         return (_same(inputs, "gated_activation"),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class SoftCap(Op):
     """``cap tanh(x / cap)``."""
 
@@ -99,7 +98,7 @@ class SoftCap(Op):
         return (inputs[0],)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Cast(Op):
     """Another dtype, by torch's name; ``model`` is the model's own."""
 
@@ -110,7 +109,7 @@ class Cast(Op):
         return (TensorType(inputs[0].shape, self.dtype, inputs[0].axis),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Constant(Op):
     """Fixed numbers (width,) in float32: decays, slopes. Never a buffer: a buffer is garbage after a meta build."""
 
@@ -122,7 +121,7 @@ class Constant(Op):
         return (TensorType((len(self.values),), "float32", self.axis),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Split(Op):
     """Pieces of the last dimension."""
 
@@ -135,7 +134,7 @@ class Split(Op):
         return tuple(inputs[0].with_width(size, inputs[0].axis) for size in self.sizes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Concat(Op):
     """Values joined along the last dimension."""
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from archc.ir.op import Form, Op, Pairs
+from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim, product
 from archc.ir.values import MODEL_DTYPE, Param, TensorType
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Linear(Op):
     """``x W^T + b``; weight (width, x.width). The output carries ``axis``, the input's axis makes the layer row-parallel."""
 
@@ -38,7 +37,7 @@ class Linear(Op):
         return product(inputs[0].shape) * (2 * self.width)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Embedding(Op):
     """Rows of a table (num_embeddings, width) by id."""
 

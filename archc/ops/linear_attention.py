@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from archc.errors import GraphError
-from archc.ir.op import Form, Op, Pairs
+from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, SEQ, Dim, ceil_div
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
 
@@ -37,7 +36,7 @@ def gated_delta_flops(key_dim: int, value_dim: int, form: Form, pairs: Pairs) ->
     return full * one_chunk(CHUNK) + one_chunk(SEQ - full * CHUNK)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class LinearAttention(Op):
     """The gated delta rule; inputs (q, k, v, log decay, beta), state (batch, heads, K, V).
 
@@ -86,7 +85,7 @@ class LinearAttention(Op):
         return BATCH * gated_delta_flops(self.key_dim, self.value_dim, form, pairs) * self.num_heads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class LogDecay(Op):
     """``-exp(A_log) softplus(x + dt_bias)`` in float32, a head or a channel by width.
 
@@ -110,7 +109,7 @@ class LogDecay(Op):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class CausalConv(Op):
     """Depthwise convolution over time of several named streams, each followed by ``function``; one state for all.
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from archc.errors import GraphError
-from archc.ir.op import Form, Op, Pairs
+from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim, product
 from archc.ir.values import Param, TensorType
 from archc.ops.elementwise import GatedActivation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Route(Op):
     """Scores in float32, top-k choice, weights: x (batch, seq, D) -> indices, weights (batch, seq, k).
 
@@ -52,7 +51,7 @@ class Route(Op):
         return product(inputs[0].shape) * (2 * self.num_experts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Experts(Op):
     """Gated feed-forwards, stacked: gate_proj and up_proj (E, I, D), down_proj (E, D, I); inputs (x, indices, weights).
 

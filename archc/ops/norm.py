@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from archc.errors import GraphError
-from archc.ir.op import Op
+from archc.ir.op import Op, op
 from archc.ir.values import Param, TensorType
 
 
@@ -17,7 +16,7 @@ def _check_heads(op: str, kind: TensorType, head_dim: int | None) -> int:
     return dim
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class RMSNorm(Op):
     """``x / sqrt(mean x^2 + eps) (weight_offset + w)``, over ``head_dim`` channels where given (arXiv 1910.07467)."""
 
@@ -39,7 +38,7 @@ class RMSNorm(Op):
         return {"weight": Param("weight", (self.head_dim or inputs[0].width,), axes=(axis,), init=init)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class GatedNorm(Op):
     """``rms_norm(x) w act(gate)`` a head, the output of a linear mixer; inputs (x, gate)."""
 
@@ -58,7 +57,7 @@ class GatedNorm(Op):
         return {"weight": Param("weight", (self.head_dim,), init="ones")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class L2Norm(Op):
     """``x / sqrt(sum x^2 + eps)`` a head."""
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from archc.errors import GraphError
-from archc.ir.op import Op
+from archc.ir.op import Op, op
 from archc.ir.values import TensorType
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class RopeTable(Op):
     """positions (batch, seq) -> cos, sin (batch, seq, dim / 2) in float32.
 
@@ -26,7 +25,7 @@ class RopeTable(Op):
         return (kind, kind)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class Rotary(Op):
     """Turns ``dim`` channels from ``offset`` in each head; inputs (x, cos, sin).
 
@@ -46,7 +45,7 @@ class Rotary(Op):
         return (x,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@op
 class QueryTemperature(Op):
     """``x (1 + scale ln(1 + floor((position + 1) / floor)))``; inputs (x, positions). Llama 4's long-context queries."""
 

@@ -20,9 +20,9 @@ def parameters(name: str, num_layers: int) -> int:
     ("name", "few", "more", "many"), [("llama-3-8b", 1, 2, 10000), ("kimi-linear-48b-a3b", 7, 11, 9999)]
 )
 def test_ten_thousand_layers_take_less_than_a_second(name: str, few: int, more: int, many: int):
-    start = time.perf_counter()
+    start = time.process_time()
     total = parameters(name, many)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     period = parameters(name, more) - parameters(name, few)
     assert total == parameters(name, few) + (many - few) // (more - few) * period
 
