@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from archc.families import Mixer
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Value
+from archc.spec.kind import Section
 from archc.spec.values import Scale
 
 
-class QueryTemperature(BaseModel):
+class QueryTemperature(Section):
     """Query times 1 + scale ln(1 + floor((position + 1) / floor))."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     scale: PositiveFloat
     floor: PositiveInt

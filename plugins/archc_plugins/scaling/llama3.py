@@ -20,8 +20,8 @@ class Llama3(Scaling):
     high_freq_factor: PositiveFloat
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        if self.high_freq_factor <= self.low_freq_factor:
-            yield "high_freq_factor", f"should be more than low_freq_factor, {self.low_freq_factor}"
+        if self.high_freq_factor < self.low_freq_factor:
+            yield "high_freq_factor", f"should be at least low_freq_factor, {self.low_freq_factor}"
 
     def frequencies(self, theta: float, dim: int) -> tuple[float, ...]:
         return tuple(self._scaled(theta ** (-2 * i / dim)) for i in range(dim // 2))
@@ -30,7 +30,7 @@ class Llama3(Scaling):
         turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
         if turns < self.low_freq_factor:
             return frequency / self.factor
-        if turns > self.high_freq_factor:
+        if turns >= self.high_freq_factor:
             return frequency
         share = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         return (1 - share) * frequency / self.factor + share * frequency
