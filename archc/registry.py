@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
 
 from archc.errors import PluginError
@@ -56,9 +55,7 @@ def _scan() -> dict[str, dict[str, list[tuple[EntryPoint, str, str]]]]:
         text = dist.read_text("entry_points.txt")
         if text is None or "[archc." not in text:
             continue
-        # Each access parses the file anew.
-        metadata = dist.metadata
-        package, version = metadata["Name"], metadata["Version"]
+        package, version = _identity(dist)
         if package in seen:
             continue
         seen.add(package)
@@ -67,6 +64,16 @@ def _scan() -> dict[str, dict[str, list[tuple[EntryPoint, str, str]]]]:
                 family = found.setdefault(point.group.removeprefix("archc."), {})
                 family.setdefault(point.name, []).append((point, package, version))
     return found
+
+
+def _identity(dist: Distribution) -> tuple[str, str]:
+    """(name, version). ``dist.metadata`` would load a parser of e-mails and read the whole description, for two lines."""
+    text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
+    headers: dict[str, str] = {}
+    for line in text.partition("\n\n")[0].splitlines():
+        key, _, value = line.partition(": ")
+        headers[key] = value
+    return headers.get("Name", "unknown"), headers.get("Version", "0")
 
 
 def names(family: str) -> list[str]:
@@ -106,9 +113,10 @@ def find(family: str, name: str) -> Any | None:
     point, package, version = points[0]
     try:
         _loaded[key] = point.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
+        # Importing runs someone else's code, which can fail in any way.
         raise PluginError(
-            f"{family} {name!r} of {package} {version} can't be loaded from {point.value}: {error}"
+            f"{family} {name!r} of {package} {version} can't be loaded from {point.value}: {type(error).__name__}: {error}"
         ) from error
     return _loaded[key]
 
@@ -121,6 +129,9 @@ def load(family: str, name: str) -> Any:
     """
     found = find(family, name)
     if found is None:
+        # Only an error needs it, and it takes a millisecond to load.
+        import difflib
+
         known = names(family)
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""

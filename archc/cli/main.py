@@ -59,6 +59,8 @@ def run() -> None:
             archc()
         finally:
             sys.stdout.flush()
+            # And the closing interpreter need not search what is about to go.
+            gc.freeze()
     except BrokenPipeError:
         # What is left in the buffer would fail again when the interpreter closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
