@@ -24,11 +24,16 @@ class _Frame:
 
 
 class _Traced:
-    """A finished body that equal layers may share: its inputs as (argument number, None) or (None, captured value)."""
+    """A finished body that equal layers may share: its inputs as (argument, None) or (None, captured value).
+
+    An argument is named by its number or its keyword.
+    """
 
     __slots__ = ("body", "result", "sources")
 
-    def __init__(self, body: Body, sources: list[tuple[int | None, Value | None]], result: list[int] | None) -> None:
+    def __init__(
+        self, body: Body, sources: list[tuple[int | str | None, Value | None]], result: list[int] | None
+    ) -> None:
         self.body, self.sources, self.result = body, sources, result
 
 
@@ -95,7 +100,7 @@ class Tracer:
     def scope(
         self, name: str, define: Callable[..., Any], *args: Any, label: str = "", part: str = "", **kwargs: Any
     ) -> Any:
-        """Run ``define(g, *args)`` inside the scope ``name`` and return its values. Values among ``args`` are passed in."""
+        """Run ``define(g, *args)`` inside the scope ``name`` and return its values. Values among the arguments are passed in."""
         return self._enter(name, define, args, kwargs, label or name, part, None)
 
     def layer(
@@ -120,16 +125,19 @@ class Tracer:
     ) -> Any:
         outer = self._frames[-1]
         self._claim(outer, name)
+        given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
         values = [
-            (i, self._localize(arg, len(self._frames) - 1)) for i, arg in enumerate(args) if isinstance(arg, Value)
+            (slot, self._seen(outer, name, arg, len(self._frames) - 1))
+            for slot, arg in given.items()
+            if isinstance(arg, Value)
         ]
-        memo_key = (key, tuple(value.type.key() for _, value in values)) if key is not None else None
+        memo_key = (key, tuple((slot, value.type.key()) for slot, value in values)) if key is not None else None
         traced = self._memo.get(memo_key) if memo_key is not None else None
         if traced is not None:
-            by_number = dict(values)
+            by_slot = dict(values)
             inputs: list[Value] = []
-            for number, captured in traced.sources:
-                value = by_number[number] if number is not None else captured
+            for slot, captured in traced.sources:
+                value = by_slot[slot] if slot is not None else captured
                 assert value is not None
                 inputs.append(value)
             return self._call(outer, name, traced.body, inputs, traced.result)
@@ -137,18 +145,17 @@ class Tracer:
         frame = _Frame(Body(label, part), f"{outer.path}.{name}" if outer.path else name)
         self._frames.append(frame)
         index_used, self._index_used = self._index_used, False
-        inner_args = list(args)
-        argument_number: dict[Value, int] = {}
-        for number, value in values:
+        slots: dict[Value, int | str] = {}
+        for slot, value in values:
             inner = self._value(frame.body, value.type)
-            argument_number[inner] = number
-            inner_args[number] = inner
+            slots[inner] = slot
+            given[slot] = inner
             frame.body.inputs.append(inner)
             frame.outside.append(value)
         try:
-            result = define(self, *inner_args, **kwargs)
+            result = define(self, *(given[i] for i in range(len(args))), **{word: given[word] for word in kwargs})
             results = [result] if isinstance(result, Value) else list(result)
-            results = [self._localize(value, len(self._frames) - 1) for value in results]
+            results = [self._seen(frame, "its result", value, len(self._frames) - 1) for value in results]
         finally:
             self._frames.pop()
         used = {value for item in frame.body.items for value in item.inputs} | set(results)
@@ -157,7 +164,7 @@ class Tracer:
         frame.body.outputs = list(dict.fromkeys(results))
         order = None if isinstance(result, Value) else [frame.body.outputs.index(value) for value in results]
         if memo_key is not None and not self._index_used:
-            sources = [(argument_number.get(inner), None if inner in argument_number else out) for inner, out in kept]
+            sources = [(slots.get(inner), None if inner in slots else out) for inner, out in kept]
             self._memo[memo_key] = _Traced(frame.body, sources, order)
         self._index_used = self._index_used or index_used
         return self._call(outer, name, frame.body, [out for _, out in kept], order)
@@ -171,13 +178,14 @@ class Tracer:
         self, depth: int, op: Op, inputs: Sequence[Value], name: str, weights: dict[str, Param] | None
     ) -> tuple[Value, ...]:
         frame = self._frames[depth]
-        local = tuple(self._localize(value, depth) for value in inputs)
+        local = tuple(self._seen(frame, name or op.op_name, value, depth) for value in inputs)
         types = [value.type for value in local]
         try:
             outputs = op.infer(types)
             params, states = op.params(types), op.states(types)
         except GraphError as error:
-            raise GraphError(f"{frame.path or 'model'}: {name or op.op_name}: {error}") from None
+            what = name or op.op_name
+            raise GraphError(f"{frame.path or 'model'}: {what}: {str(error).removeprefix(f'{what}: ')}") from None
         if name:
             self._claim(frame, name)
             _own(name, params, states)
@@ -196,15 +204,25 @@ class Tracer:
         self._number += 1
         return Value(body, self._number, kind)
 
+    def _seen(self, frame: _Frame, user: str, value: Value, depth: int) -> Value:
+        """The value as the frame at ``depth`` sees it; ``user`` is what uses it.
+
+        Raises:
+            GraphError: it was made inside a scope that is closed.
+        """
+        if value.home is frame.body:
+            return value
+        if all(value.home is not open_frame.body for open_frame in self._frames[:depth]):
+            raise GraphError(
+                f"{frame.path or 'model'}: {user}: {value} was made inside a scope that is closed; return it from there"
+            )
+        return self._localize(value, depth)
+
     def _localize(self, value: Value, depth: int) -> Value:
-        """The value as the frame at ``depth`` sees it: its own, or one captured from further out."""
+        """The frame's own value, or one captured from further out."""
         frame = self._frames[depth]
         if value.home is frame.body:
             return value
-        if depth == 0:
-            raise GraphError(
-                f"{frame.path or 'model'}: {value} was made inside a scope that is closed; return it from there"
-            )
         if value not in frame.captured:
             outer = self._localize(value, depth - 1)
             inner = self._value(frame.body, value.type)

@@ -79,6 +79,9 @@ def _body(body: Body, blocks: dict[str, Any], hashes: dict[Body, str]) -> dict[s
                             "growth": s.growth,
                             "role": s.role,
                             "dtype": s.dtype,
+                            "axes": list(s.axes),
+                            "token_dim": s.token_dim,
+                            "reserved": s.reserved,
                         }
                         for role, s in item.states.items()
                     },

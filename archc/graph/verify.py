@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from archc.errors import GraphError
 from archc.graph.graph import Graph, walk_scopes
-from archc.ir.values import Body, Node, Value
+from archc.ir.values import Body, Node, Param, State, Value
 
 
 def verify(graph: Graph) -> None:
     """Check a graph, its extra prediction layers included.
 
-    Every value is made before it is used and in the body that uses it; calls fit their bodies; types agree with what the
-    ops infer; names are unique; each state has one writer; a weight used twice is the same weight.
+    Every value is made before it is used and in the body that uses it; calls fit their bodies; types, weights and states
+    agree with what the ops say; names are unique; each state has one writer; a weight used twice is the same weight.
 
     Raises:
         GraphError: the first promise that is broken.
@@ -33,9 +33,7 @@ def _verify_body(body: Body) -> None:
         where = f"{body.label}: {item}"
         _verify_known(where, item.inputs, known)
         if isinstance(item, Node):
-            inferred = [kind.key() for kind in item.op.infer([value.type for value in item.inputs])]
-            if inferred != [value.type.key() for value in item.outputs]:
-                raise GraphError(f"{where}: outputs are {[v.type for v in item.outputs]}, the op says {inferred}")
+            _verify_node(where, item)
         else:
             for given, inner in ((item.inputs, item.body.inputs), (item.outputs, item.body.outputs)):
                 if [value.type.key() for value in given] != [value.type.key() for value in inner]:
@@ -46,6 +44,24 @@ def _verify_body(body: Body) -> None:
             siblings.add(item.name)
         known.update(item.outputs)
     _verify_known(f"{body.label}: outputs", tuple(body.outputs), known)
+
+
+def _verify_node(where: str, node: Node) -> None:
+    types = [value.type for value in node.inputs]
+    inferred = [kind.key() for kind in node.op.infer(types)]
+    if inferred != [value.type.key() for value in node.outputs]:
+        raise GraphError(f"{where}: outputs are {[v.type for v in node.outputs]}, the op says {inferred}")
+    declared: dict[str, Param | State] = {**node.op.params(types), **node.op.states(types)}
+    held: dict[str, Param | State] = {**node.params, **node.states}
+    for role, want in declared.items():
+        found = held.get(role)
+        if found is None or _written(found) != _written(want, f"{node.name}."):
+            raise GraphError(f"{where}: {role} is {found}, the op says {want}")
+
+
+def _written(owned: Param | State, prefix: str = "") -> list[object]:
+    """Every attribute of a weight or a state, its name completed."""
+    return [prefix + owned.name, *(getattr(owned, slot) for slot in owned.__slots__ if slot != "name")]
 
 
 def _verify_known(where: str, values: tuple[Value, ...], known: set[Value]) -> None:

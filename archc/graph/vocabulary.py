@@ -54,7 +54,13 @@ class Builder(Tracer):
         dtype: str = MODEL_DTYPE,
         weight: Param | None = None,
     ) -> Value:
-        """``x W^T + b`` to (…, width). ``axis`` labels the output; a given ``weight`` is shared with the op that owns it."""
+        """``x W^T + b`` to (…, width). ``axis`` labels the output; a given ``weight`` is shared with the op that owns it.
+
+        Raises:
+            GraphError: the given weight is not (width, x.width).
+        """
+        if weight is not None and weight.shape != (width, x.width):
+            raise GraphError(f"{self.path or 'model'}: {name}: {weight} is no weight of {x.width} -> {width}")
         op = Linear(width=width, bias=bias, axis=axis, dtype=dtype, tied=weight is not None)
         return self.emit(op, (x,), name=name, weights=None if weight is None else {"weight": weight})[0]
 

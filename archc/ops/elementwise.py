@@ -17,6 +17,8 @@ def _same(inputs: Sequence[TensorType], what: str) -> TensorType:
     left, right = inputs
     if left.shape[:-1] != right.shape[:-1] or (left.width != right.width and 1 not in (left.width, right.width)):
         raise GraphError(f"{what}: shapes {left} and {right} don't fit")
+    if left.dtype != right.dtype:
+        raise GraphError(f"{what}: operands are {left.dtype} and {right.dtype}; cast one of them")
     wide = left if left.width >= right.width else right
     if left.width == right.width and left.axis != right.axis:
         raise GraphError(f"{what}: operands are cut along different axes ({left.axis} and {right.axis})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -16,6 +16,8 @@ class TopK(Kind):
 
     A softmax over the chosen logits alone equals a softmax over all with ``norm_topk_prob``.
     """
+
+    family: ClassVar[str] = "router"
 
     scoring_func: Literal["softmax", "sigmoid", "sqrtsoftplus"]
     norm_topk_prob: bool
