@@ -9,10 +9,6 @@ import pytest
 
 from tests.parity.families import FAMILIES
 
-# Tiny tensors: threads that spin between two products cost minutes as soon as the machine does anything else. Read when
-# torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 OLDEST_TRANSFORMERS = "5.24"
 """The first with Kimi Linear, and the one whose tensor layouts ``weights.py`` knows."""
 
