@@ -7,14 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops import attention as ops
 from archc_exporters.onnx.context import MS, Lowering
-from archc_exporters.onnx.step import is_many, ring_mask, ring_source, sink_mask
-from archc_exporters.onnx.weights import NUMPY_DTYPES, Array
+from archc_exporters.onnx.sinks import attend_by_channel, attend_by_column
+from archc_exporters.onnx.step import (
+    capacity_rows,
+    causal_mask,
+    is_many,
+    past_column,
+    positions,
+    ring_mask,
+    ring_source,
+)
+from archc_exporters.onnx.weights import Array
 
 
 def to_heads(ctx: Lowering, x: ir.Value, heads: int, head_dim: int) -> ir.Value:
@@ -51,30 +59,43 @@ def _over_capacity(
     if not op.sinks:
         ctx.note("TensorScatter and Attention with nonpad_kv_seqlen: batched chunks, ragged rows, any head widths")
         return ctx.op("Attention", q, keys, values, None, None, None, ctx.inputs["kv_length"], is_causal=1, **numbers)
+    return _over_capacity_with_sinks(ctx, node, op, (q, keys, values), numbers)
+
+
+def _over_capacity_with_sinks(
+    ctx: Lowering, node: Node, op: ops.Attention, qkv: tuple[ir.Value, ir.Value, ir.Value], numbers: dict[str, Any]
+) -> ir.Value:
+    """One new token reads the whole cache in place, many a copy of the rows in use, because a mask a head would not fit."""
+    q, keys, values = qkv
+    rows = capacity_rows(ctx, ctx.past(node, "key"))
+
+    def used(cache: ir.Value) -> ir.Value:
+        return ctx.op("Slice", cache, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
+
+    def many() -> ir.Value:
+        taken = (q, used(keys), used(values))
+        if op.soft_cap is None:
+            return attend_by_channel(ctx, node, op, taken, mask=None, numbers=numbers)
+        # Rows are cut from those of the capacity: Slice reads max_length on the host, a Range over it would copy it there.
+        mask = causal_mask(ctx, used(rows), positions(ctx))
+        return attend_by_column(ctx, node, op, taken, mask=mask, numbers=numbers)
+
+    def one() -> ir.Value:
+        # Of one token a row, whatever seq is: all layers share it, and many tokens pay nothing for it.
+        mask = ctx.shared("capacity mask", lambda: causal_mask(ctx, rows, past_column(ctx)))
+        return attend_by_column(ctx, node, op, (q, keys, values), mask=mask, numbers=numbers, reserved=True)
+
     ctx.note(
-        "TensorScatter and Attention with a float mask whose last column is the sink logit, over a row of zeros: for one "
-        "new token the reserved last row of the cache, which copies nothing; for many a row behind a copy of those in use, "
-        "because a mask a head as wide as the capacity would not fit"
+        f"TensorScatter and If(seq > 1): Attention over a copy of the rows in use, the sink a {_sink_form(op)}; "
+        "else over the cache in place, its reserved last row the sink, the logit in the mask"
     )
-    mask = _with_sinks(ctx, node, op, sink_mask(ctx, ctx.past(node, "key")))
-
-    def over_used() -> ir.Value:
-        pairs = ((keys, op.key_dim), (values, op.value_dim))
-        return ctx.op(
-            "Attention", q, *(_used_and_zero(ctx, op, cache, width) for cache, width in pairs), mask, **numbers
-        )
-
-    def over_all() -> ir.Value:
-        return ctx.op("Attention", q, keys, values, mask, **numbers)
-
-    o = ctx.op(
+    return ctx.op(
         "If",
         is_many(ctx),
         dtype=ctx.dtype,
-        then_branch=ctx.branch("used", over_used),
-        else_branch=ctx.branch("all", over_all),
+        then_branch=ctx.branch("many", many),
+        else_branch=ctx.branch("one", one),
     )
-    return o
 
 
 def _over_ring(
@@ -86,62 +107,32 @@ def _over_ring(
     index, taken = ring_source(ctx, rows)
     mask = ring_mask(ctx, window=op.window, chunk=op.chunk)
     joined: list[ir.Value] = []
-    for role, new, width in (("key", k, op.key_dim), ("value", v, op.value_dim)):
+    for role, new in (("key", k), ("value", v)):
         past = ctx.past(node, role)
         by_token = ctx.op("Transpose", new, perm=[0, 2, 1, 3])
         landed = ctx.op("Transpose", ctx.op("GatherND", by_token, index, batch_dims=1), perm=[0, 2, 1, 3])
         ctx.present(node, role, ctx.op("Where", taken, landed, past, dtype=past.dtype))
-        parts = [past, new]
-        if op.sinks:
-            parts.append(_zero_row(ctx, op.num_kv_heads, width))
-        joined.append(ctx.op("Concat", *parts, axis=2))
-    what = "window" if op.window is not None else "chunk"
-    sink = " and a zero row whose mask entry is the sink logit" if op.sinks else ""
-    ctx.note(f"Attention over [ring of {rows} rows | new tokens]{sink}, float mask from slot positions ({what})")
-    if op.sinks:
-        mask = _with_sinks(ctx, node, op, mask)
-    return ctx.op("Attention", q, *joined, mask, **numbers)
+        joined.append(ctx.op("Concat", past, new, axis=2))
+    keys, values = joined
+    what = f"Attention over [ring of {rows} rows | new tokens], float mask from slot positions"
+    if not op.sinks:
+        ctx.note(what)
+        return ctx.op("Attention", q, keys, values, mask, **numbers)
+    ctx.note(f"{what}; the sink is a {_sink_form(op)}")
+    attend = attend_by_channel if op.soft_cap is None else attend_by_column
+    return attend(ctx, node, op, (q, keys, values), mask=mask, numbers=numbers)
+
+
+def _sink_form(op: ops.Attention) -> str:
+    if op.soft_cap is None:
+        return "channel, so that no mask a head is needed"
+    return "mask column a head, because the soft cap would bend a channel's score"
 
 
 def append(ctx: Lowering, node: Node, role: str, rows: ir.Value) -> ir.Value:
     """The cache with new rows (batch, K, seq, width) at each row's own length; padding is written and overwritten later."""
     past = ctx.past(node, role)
     return ctx.present(node, role, ctx.op("TensorScatter", past, rows, ctx.inputs["past_length"], axis=2))
-
-
-def _with_sinks(ctx: Lowering, node: Node, op: ops.Attention, mask: ir.Value) -> ir.Value:
-    """The mask (batch, 1, seq, T) a head, with the head's sink logit as its last column: (batch, N, seq, T + 1)."""
-    heads = op.num_heads
-
-    def as_column(sinks: Array) -> Array:
-        return sinks.reshape(1, heads, 1, 1)
-
-    sinks = ctx.weight(node, "sinks", tag="column", shape=(1, heads, 1, 1), transform=as_column)
-
-    def shape() -> ir.Value:
-        batch, seq = (ctx.op("Shape", mask, dtype=ir.DataType.INT64, start=at, end=at + 1) for at in (0, 2))
-        return ctx.op("Concat", batch, ctx.ints(heads), seq, ctx.ints(1), axis=0)
-
-    column = ctx.op("Expand", sinks, ctx.shared(("sink column", heads), shape))
-    by_head = ctx.shared(("mask a head", heads, mask.name), lambda: ctx.op("Expand", mask, ctx.ints(1, heads, 1, 1)))
-    return ctx.op("Concat", by_head, column, axis=-1)
-
-
-def _used_and_zero(ctx: Lowering, op: ops.Attention, cache: ir.Value, width: int) -> ir.Value:
-    """The rows in use of a full cache and one of zeros, (batch, K, max_length + 1, width)."""
-    used = ctx.op("Slice", cache, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
-    return ctx.op("Concat", used, _zero_row(ctx, op.num_kv_heads, width), axis=2)
-
-
-def _zero_row(ctx: Lowering, kv_heads: int, width: int) -> ir.Value:
-    """(batch, K, 1, width) of zeros, for a sink."""
-
-    def make() -> ir.Value:
-        batch = ctx.op("Shape", ctx.inputs["input_ids"], dtype=ir.DataType.INT64, start=0, end=1)
-        zeros = ctx.constant(np.zeros((1, kv_heads, 1, width), NUMPY_DTYPES[ctx.dtype]))
-        return ctx.op("Expand", zeros, ctx.op("Concat", batch, ctx.ints(1, 1, 1), axis=0))
-
-    return ctx.shared(("zero row", kv_heads, width), make)
 
 
 def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, shared_key: ir.Value) -> ir.Value:

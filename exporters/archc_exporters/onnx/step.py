@@ -109,42 +109,29 @@ def ring_source(ctx: Lowering, rows: int) -> tuple[ir.Value, ir.Value]:
     return ctx.shared(("ring source", rows), make)
 
 
-def sink_mask(ctx: Lowering, cache: ir.Value) -> ir.Value:
-    """Which rows of a full cache a token sees, (batch, 1, seq, T).
-
-    T is the rows in use for many new tokens, and all but the reserved last row of the capacity for one.
-    """
-
-    def rows() -> ir.Value:
-        zero, one = (ctx.scalar(number, ir.DataType.INT64) for number in (0, 1))
-        capacity = ctx.op("Squeeze", ctx.op("Shape", cache, dtype=ir.DataType.INT64, start=2, end=3), ctx.ints(0))
-        return ctx.op("Range", zero, ctx.op("Sub", capacity, one), one)
-
-    def over(row: ir.Value) -> ir.Value:
-        key, query = ctx.op("Unsqueeze", row, ctx.ints(0, 1)), ctx.op("Unsqueeze", positions(ctx), ctx.ints(2))
-        return additive(ctx, ctx.op("LessOrEqual", key, query, dtype=ir.DataType.BOOL))
-
-    def over_used() -> ir.Value:
-        # Rows are cut from those of the capacity: Slice reads max_length on the host, a Range over it would copy it there.
-        return over(ctx.op("Slice", ctx.shared("rows", rows), ctx.ints(0), ctx.inputs["max_length"], ctx.ints(0)))
-
-    def over_all() -> ir.Value:
-        return over(ctx.shared("rows", rows))
+def capacity_rows(ctx: Lowering, cache: ir.Value) -> ir.Value:
+    """0, 1, … of a full cache without its reserved last row, int64 (1, 1, capacity - 1)."""
 
     def make() -> ir.Value:
-        return ctx.op(
-            "If",
-            is_many(ctx),
-            dtype=ctx.dtype,
-            then_branch=ctx.branch("used", over_used),
-            else_branch=ctx.branch("all", over_all),
-        )
+        zero, one = (ctx.scalar(number, ir.DataType.INT64) for number in (0, 1))
+        capacity = ctx.op("Squeeze", ctx.op("Shape", cache, dtype=ir.DataType.INT64, start=2, end=3), ctx.ints(0))
+        return ctx.op("Unsqueeze", ctx.op("Range", zero, ctx.op("Sub", capacity, one), one), ctx.ints(0, 1))
 
-    return ctx.shared("sink mask", make)
+    return ctx.shared("capacity rows", make)
+
+
+def causal_mask(ctx: Lowering, rows: ir.Value, at: ir.Value) -> ir.Value:
+    """Which of the rows (1, 1, T) the tokens at positions (batch, seq) see, (batch, 1, seq, T)."""
+    seen = ctx.op("LessOrEqual", rows, ctx.op("Unsqueeze", at, ctx.ints(2)), dtype=ir.DataType.BOOL)
+    return additive(ctx, seen)
 
 
 def additive(ctx: Lowering, seen: ir.Value) -> ir.Value:
     """(batch, seq, T) bool -> (batch, 1, seq, T) in the model's dtype: 0 where seen, the lowest useful number elsewhere."""
-    lowest = -65504.0 if ctx.dtype == ir.DataType.FLOAT16 else -1e9
-    mask = ctx.op("Where", seen, ctx.scalar(0.0), ctx.scalar(lowest), dtype=ctx.dtype)
+    mask = ctx.op("Where", seen, ctx.scalar(0.0), ctx.scalar(lowest(ctx)), dtype=ctx.dtype)
     return ctx.op("Unsqueeze", mask, ctx.ints(1))
+
+
+def lowest(ctx: Lowering) -> float:
+    """A mask entry that leaves nothing of a key and is still finite in the model's dtype."""
+    return -65504.0 if ctx.dtype == ir.DataType.FLOAT16 else -1e9

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from safetensors import SafetensorError, safe_open
 
 from archc.errors import ArchcError
-from archc.ir.values import Param
+from archc.ir.values import MODEL_DTYPE, Param
 
 Array = np.ndarray[Any, Any]
 Transform = Callable[..., Array]
@@ -49,7 +49,7 @@ class RandomWeights:
     def read(self, name: str, param: Param) -> Array:
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
         rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
-        out = np.empty(param.elements, self._dtype if param.dtype == "model" else np.float32)
+        out = np.empty(param.elements, self._dtype if param.dtype == MODEL_DTYPE else np.float32)
         # In blocks, so that a 16-bit tensor of many gigabytes never exists in float32.
         for start in range(0, out.size, _BLOCK_ELEMENTS):
             block = out[start : start + _BLOCK_ELEMENTS]
