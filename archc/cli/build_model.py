@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from archc.cli.files import require_disk, require_memory, staged
+from archc.cli.progress import busy
 from archc.cli.table import print_heading, print_pairs, ranges
 from archc.errors import ArchcError, CheckFailedError
 from archc.estimate.estimate import Estimate, estimate
@@ -83,12 +84,13 @@ def build_model(
         require_disk(Path(output), found.weights.bytes)
     if device == "cpu":
         require_memory(found.weights.bytes)
-    model = build(graph, device=device, dtype=found.dtype, seed=None if device == "meta" else seed)
+    with busy(f"building {graph.name}"):
+        model = build(graph, device=device, dtype=found.dtype, seed=None if device == "meta" else seed)
     cache = new_cache(model, batch=1, max_model_len=found.max_model_len, device="meta")
     files: dict[str, int] = {}
     if output is not None:
         out = Path(output)
-        with staged(out) as stage:
+        with busy(f"writing {gib(found.weights.bytes)}"), staged(out) as stage:
             save_weights(model, stage / "model.safetensors")
             (stage / "spec.yaml").write_text(merged.to_yaml(), encoding="utf-8")
             (stage / "graph.json").write_text(to_text(graph), encoding="utf-8")

@@ -55,15 +55,15 @@ def _print_parameters(found: Estimate) -> None:
 
 
 def _print_layers(found: Estimate) -> None:
-    print_heading("layers, by kind")
+    print_heading("layers, by kind (window in tokens, state of one sequence)")
     columns = (
         "kind",
         "layers",
         "parameters",
         "active",
         "cache B/token",
-        "window tokens",
-        "state B/sequence",
+        "window",
+        "state B/seq",
         "prefill FLOPs",
         "decode FLOPs",
     )
@@ -75,8 +75,8 @@ def _print_layers(found: Estimate) -> None:
             (
                 data["name"],
                 str(data["layers"]),
-                f"{data['parameters']:,}",
-                f"{data['active_parameters']:,}",
+                si(data["parameters"]),
+                si(data["active_parameters"]),
                 f"{data['bytes_per_token_below_windows']:,}",
                 "-" if data["window_tokens"] is None else f"{data['window_tokens']:,}",
                 f"{data['state_bytes_per_sequence']:,}",
@@ -90,7 +90,7 @@ def _print_layers(found: Estimate) -> None:
 def _print_cache(found: Estimate) -> None:
     cache = found.cache
     print_heading("cache, by mixer (bytes of the whole batch where not said otherwise)")
-    columns = ("mixer", "layers", "B/token", "window tokens", "state B/sequence", "used", "allocated", "paged")
+    columns = ("mixer", "layers", "B/token", "window", "state B/seq", "used", "allocated", "paged")
     rows: list[tuple[str, ...]] = []
     for kind in cache.by_kind:
         state_bytes = kind.recurrent_bytes_per_sequence + kind.convolution_bytes_per_sequence
@@ -124,9 +124,10 @@ def _print_cache(found: Estimate) -> None:
 
 
 def _print_flops(found: Estimate) -> None:
-    print_heading("FLOPs (needed pairs; dense pairs)")
+    print_heading("FLOPs")
     numbers = found.flops.numbers
-    print_pairs(
+    print_table(
+        ("", "needed pairs", "", "dense pairs", ""),
         [
             (
                 label,
@@ -136,7 +137,7 @@ def _print_flops(found: Estimate) -> None:
                 si(numbers[f"{step}_dense"]),
             )
             for step, label in STEPS.items()
-        ]
+        ],
     )
     for step in STEPS:
         text = f"{step} = {found.flops.formulas[step]}"

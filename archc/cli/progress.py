@@ -1,4 +1,4 @@
-"""A progress bar on stderr, for a person who waits; elsewhere nothing is printed."""
+"""A progress bar or a spinner on stderr, for a person who waits; elsewhere nothing is printed."""
 
 from __future__ import annotations
 
@@ -29,3 +29,16 @@ def progress_bar(title: str) -> Generator[Progress | None]:
             bar.update(task, completed=done, total=total, description=f"{title} {name}")
 
         yield move
+
+
+@contextmanager
+def busy(title: str) -> Generator[None]:
+    """A spinner for work that can't say how far it is."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    # The one import that only a terminal pays for.
+    from rich.console import Console
+
+    with Console(stderr=True).status(title):
+        yield

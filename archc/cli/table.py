@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shutil import get_terminal_size
 
 import click
 
@@ -19,10 +20,12 @@ def print_heading(text: str) -> None:
 
 def print_table(columns: Row, rows: Sequence[Row], *, left: int = 1) -> None:
     """Rows under their column names; the first ``left`` columns are aligned left, numbers right."""
-    if stdout_is_terminal():
+    lines = aligned([columns, *rows], left=left)
+    # Rich would cut numbers that don't fit; a long line is only wrapped.
+    if stdout_is_terminal() and max(map(len, lines)) <= get_terminal_size().columns - 4:
         _print_rich(columns, rows, left)
         return
-    for line in aligned([columns, *rows], left=left):
+    for line in lines:
         click.echo(f"  {line}")
 
 
@@ -51,9 +54,9 @@ def _print_rich(columns: Row, rows: Sequence[Row], left: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < left else "right", no_wrap=i < left)
+        table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)

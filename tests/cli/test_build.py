@@ -92,7 +92,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(command: str, ext
 def test_an_export_says_which_caches_a_caller_must_bring(invoke: Invoke, tmp_path: Path):
     pytest.importorskip("onnxruntime")
     result = invoke("export", "tiny-kimi-linear", "-o", tmp_path / "out", "--dtype", "f32")
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.stderr
     assert "past_key_values.{3,7}.latent" in result.stdout
     assert (tmp_path / "out" / "model.onnx").is_file()
     data = json.loads(invoke("export", "tiny-llama", "-o", tmp_path / "b", "--no-check", "--json").stdout)

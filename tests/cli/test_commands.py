@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -173,3 +174,15 @@ def test_caches_of_equal_layers_are_one_line():
         "past_key_values.{0-1,3}.key",
         "past_key_values.{0-1,3}.value",
     ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("columns", [40, 200])
+def test_a_terminal_of_any_width_shows_every_number_whole(columns: int):
+    code = f"import pty; pty.spawn([{sys.executable!r}, '-m', 'archc', 'estimate', 'gpt-oss-20b'])"
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0
+    for text in ("20,914,757,184", "400.18 T", "24,576", "sliding + moe"):
+        assert text in done.stdout
+    assert "…" not in done.stdout
