@@ -47,12 +47,19 @@ def short_conv_backward(
         s = torch.sigmoid(y)
         # d silu = s (1 + y (1 - s))
         grad = grad * torch.addcmul(s, s * y, 1 - s)
-    grad_z = torch.zeros_like(z)
+    # Not one buffer for past and new columns: slices of it would alias, which an operator's results must not.
+    grad_x = grad * weight[:, -1]
+    grad_past = torch.zeros_like(past, dtype=x.dtype)
     grad_weight = torch.empty_like(weight)
     for i in range(kernel):
-        grad_z[:, i : i + seq].addcmul_(grad, weight[:, i])
+        shift = kernel - 1 - i
         grad_weight[:, i] = (z[:, i : i + seq] * grad).sum((0, 1))
-    return grad_z[:, kernel - 1 :].contiguous(), grad_z[:, : kernel - 1].to(past.dtype).contiguous(), grad_weight
+        if 0 < shift < seq:
+            grad_x[:, : seq - shift].addcmul_(grad[:, shift:], weight[:, i])
+        if shift > 0:
+            count = min(shift, seq)
+            grad_past[:, i : i + count].addcmul_(grad[:, :count], weight[:, i])
+    return grad_x, grad_past.to(past.dtype), grad_weight
 
 
 @short_conv_backward.register_fake
