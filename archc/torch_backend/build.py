@@ -132,6 +132,9 @@ def new_cache(
 
     Keys, values, latents and convolution columns are in ``dtype``, by default the cache policy's, and where that follows
     the model, the dtype of the model's weights; recurrent states are in the policy's ``state_dtype``.
+
+    A cache is written in place, so nothing may copy it on its way: FSDP2's ``MixedPrecisionPolicy`` needs
+    ``cast_forward_inputs=False`` where a model decodes.
     """
     graph = graph_of(model)
     weights = next(p for p in model.parameters() if p.dim() > 1)

@@ -68,8 +68,13 @@ def load_weights(model: nn.Module, path: str | Path, *, progress: Progress | Non
     """
     wanted = weights_of(model)
     with ExitStack() as stack:
-        found = dict(_open(Path(path), stack))
-        problems = [f"{name} is missing" for name in wanted if name not in found]
+        found: dict[str, Any] = {}
+        problems: list[str] = []
+        for name, handle in _open(Path(path), stack):
+            if name in found:
+                problems.append(f"{name} is in more than one file")
+            found[name] = handle
+        problems += [f"{name} is missing" for name in wanted if name not in found]
         problems += [f"{name} is no weight of {graph_of(model).name}" for name in found if name not in wanted]
         for name, tensor in wanted.items():
             if name in found and (shape := list(found[name].get_slice(name).get_shape())) != list(tensor.shape):
@@ -107,9 +112,11 @@ def _files(path: Path) -> list[Path]:
         raise ArchcError(f"{index} is larger than {MAX_INDEX_BYTES} bytes")
     try:
         shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if not all(isinstance(shard, str) for shard in shards):
+            raise TypeError("shards are named by texts")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ArchcError(f"{index} is no safetensors index: {error!r}") from error
-    bad = [shard for shard in shards if not isinstance(shard, str) or Path(shard).name != shard]
+    bad = [shard for shard in shards if not shard or shard == ".." or Path(shard).name != shard]
     if bad:
         raise ArchcError(f"{index} names files outside its folder: {bad}")
     return [path / shard for shard in shards]
