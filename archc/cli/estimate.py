@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from archc.cli.options import (
+    POSITIVE,
     Command,
     dtype_option,
     json_option,
@@ -17,13 +18,13 @@ from archc.cli.options import (
 
 @click.command("estimate", cls=Command)
 @spec_argument
-@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Sequences at once.")
+@click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help="Sequences at once.")
 @max_model_len_option
 @dtype_option("--dtype", text="dtype of the weights. Default: the spec's.")
 @dtype_option("--kv-cache-dtype", text="dtype of keys, values, latents, convolution columns. Default: the spec's.")
 @click.option(
     "--block-size",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     default=16,
     show_default=True,
     metavar="TOKENS",

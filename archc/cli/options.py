@@ -14,6 +14,9 @@ from archc.units import DTYPE_BITS, SHORT_DTYPES, dtype_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+POSITIVE = click.IntRange(min=1, max=1 << 40)
+"""A count from the command line: more than a machine holds, and few enough digits to print every product."""
+
 EXIT_CHECK_FAILED = 1
 EXIT_PROBLEMS = 2
 
@@ -126,7 +129,7 @@ def max_model_len_option(function: Function) -> Function:
     """--max-model-len in tokens."""
     return click.option(
         "--max-model-len",
-        type=click.IntRange(min=1),
+        type=POSITIVE,
         metavar="TOKENS",
         help="Length of a sequence. Default: the spec's max_position_embeddings, or 4096.",
     )(function)

@@ -186,3 +186,9 @@ def test_a_terminal_of_any_width_shows_every_number_whole(columns: int):
     for text in ("20,914,757,184", "400.18 T", "24,576", "sliding + moe"):
         assert text in done.stdout
     assert "…" not in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--max-model-len", "--batch-size", "--block-size"])
+@pytest.mark.parametrize("value", ["0", "-1", "x", "9" * 5000])
+def test_a_count_that_is_none_is_a_usage_error(invoke: Invoke, option: str, value: str):
+    assert invoke("estimate", "tiny-llama", option, value).exit_code == 2
