@@ -20,6 +20,7 @@ from archc import registry
 from archc.errors import ArchcError, CheckFailedError, GraphError
 from archc.expand import expand
 from archc.graph.graph import Graph, state_elements
+from archc.graph.vocabulary import Builder
 from archc.ir.op import Op
 from archc.ir.values import Body, Call, Node, State
 from archc.ops.elementwise import Activation
@@ -216,28 +217,39 @@ class Negate(Op):
         return (inputs[0],)
 
 
-def test_a_stranger_brings_an_op_with_its_lowering(exported: Callable[..., Any], tmp_path: Path) -> None:
-    from archc.graph.vocabulary import Builder
-
+def strange_graph() -> Graph:
     g = Builder()
     x, _ = g.embedding("embed_tokens", g.sources["input_ids"], 8, 4)
     (y,) = g.emit(Negate(), (x,))
     g.root.outputs.append(y)
-    graph = Graph("strange", g.root, "float32", 8, None, 0, inputs=g.inputs, outputs={"hidden_states": y})
+    return Graph("strange", g.root, "float32", 8, None, 0, inputs=g.inputs, outputs={"hidden_states": y})
+
+
+def test_a_stranger_brings_an_op_with_its_lowering(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="the op negate has no lowering to ONNX"):
-        export(graph, tmp_path, dtype="float32")
+        export(strange_graph(), tmp_path, dtype="float32")
     with registry.temporary({("onnx", "negate"): lambda ctx, node, value: ctx.op("Neg", value)}):
-        assert export(graph, tmp_path, dtype="float32").nodes == {"Gather": 1, "Neg": 1}
+        assert export(strange_graph(), tmp_path, dtype="float32").nodes == {"Gather": 1, "Neg": 1}
 
 
-def test_a_rope_table_needs_to_know_how_many_positions(exported: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_lowering_that_works_at_one_size_only_is_caught(tmp_path: Path) -> None:
+    def at_one_size(ctx: Any, node: Node, value: Any) -> Any:
+        return ctx.op("Reshape", value, ctx.ints(1, 5, 4))
+
+    with (
+        registry.temporary({("onnx", "negate"): at_one_size}),
+        pytest.raises(CheckFailedError, match="onnxruntime refuses the file"),
+    ):
+        export(strange_graph(), tmp_path / "out", dtype="float32")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rope_table_covers_the_capacity(exported: Callable[..., Any], tmp_path: Path) -> None:
     graph = exported("llama", "float32").graph
-    endless = Graph(
-        graph.name, graph.root, graph.dtype, graph.vocab_size, None, graph.num_layers, graph.inputs, graph.outputs
-    )
-    with pytest.raises(ArchcError, match="max_model_len"):
-        export(endless, tmp_path / "out")
-    assert export(endless, tmp_path / "out", max_model_len=9).max_model_len == 9
+    report = export(graph, tmp_path, max_model_len=9)
+    proto = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    assert report.max_model_len == 9
+    assert [list(table.dims) for table in proto.graph.initializer if table.name == "rope_0.cos"] == [[16, 4]]
 
 
 def spec_text(mixer: str, cache: str = "") -> str:

@@ -41,7 +41,7 @@ LENGTHS = {
 class Lowering:
     """One file in the making. ``dtype`` is the model's; ``table_rows`` is how many positions a rope table covers."""
 
-    def __init__(self, graph: Graph, *, dtype: ir.DataType, weights: WeightSource, table_rows: int | None) -> None:
+    def __init__(self, graph: Graph, *, dtype: ir.DataType, weights: WeightSource, table_rows: int) -> None:
         self.graph, self.dtype, self.weights, self.table_rows = graph, dtype, weights, table_rows
         self.inputs = {
             name: ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(list(shape)))
@@ -61,8 +61,6 @@ class Lowering:
         self._taken: dict[str, int] = {}
         self._constants: dict[Hashable, ir.Value] = {}
         self._shared: dict[Hashable, Any] = {}
-
-    # Nodes
 
     def op(
         self,
@@ -136,8 +134,6 @@ class Lowering:
             )
         return outputs
 
-    # Constants
-
     def constant(self, array: Array, *, name: str = "") -> ir.Value:
         """An initializer with these numbers, one for all equal ones."""
         key = (name, array.dtype.str, array.shape, array.tobytes())
@@ -159,8 +155,6 @@ class Lowering:
         """A tensor of a run-time shape, all one number."""
         value = ir.tensor(np.array([number], NUMPY_DTYPES[dtype]))
         return self.op("ConstantOfShape", shape, dtype=dtype, value=value)
-
-    # Weights
 
     def resolve(self, dtype: str) -> ir.DataType:
         """A graph's dtype as ONNX's; ``model`` is the file's own.
@@ -203,8 +197,6 @@ class Lowering:
         )
         self.initializers[name] = value
         return value
-
-    # Caches
 
     def past(self, node: Node, role: str) -> ir.Value:
         """The cache input of a state of the node."""

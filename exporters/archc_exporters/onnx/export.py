@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from archc.errors import ArchcError
+from archc.estimate.estimate import DEFAULT_LENGTH_TOKENS
 from archc.graph.graph import Graph, param_bytes
 from archc.units import dtype_name, gib
 from archc_exporters.onnx.check import check_runs, check_structure
@@ -43,7 +44,7 @@ def export(
     """Write ``out/model.onnx`` and ``out/model.onnx.data``; what was there before stays until the new files are whole.
 
     Without ``weights`` they are random, seeded by name; with it a safetensors file or a folder of them, under the names of
-    ``graph.params()``. ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``.
+    ``graph.params()``. ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``, or 4096.
     ``check`` runs the file on onnxruntime's CPU, which needs memory for all weights; without it only the structure is checked.
 
     Raises:
@@ -54,8 +55,8 @@ def export(
     if dtype not in MODEL_DTYPES:
         raise ArchcError(f"dtype {dtype} can't be exported; legal: {', '.join(MODEL_DTYPES)}")
     if max_model_len is None:
-        max_model_len = graph.max_position_embeddings
-    if max_model_len is not None and max_model_len < 1:
+        max_model_len = graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
+    if max_model_len < 1:
         raise ArchcError(f"max_model_len should be positive (found {max_model_len})")
     source = _weight_source(graph, weights, seed, dtype)
     model, ctx = lower_graph(graph, dtype=DTYPES[dtype], weights=source, max_model_len=max_model_len)
@@ -93,7 +94,7 @@ def _weight_bytes(graph: Graph, dtype: str) -> int:
     return sum(param_bytes(param, dtype) for param in graph.params().values())
 
 
-def _checked(graph: Graph, source: WeightSource, path: Path, dtype: str, max_model_len: int | None) -> list[str]:
+def _checked(graph: Graph, source: WeightSource, path: Path, dtype: str, max_model_len: int) -> list[str]:
     """Run the file; one in bfloat16, which no CPU kernel takes, is judged by the same graph in float32."""
     if dtype != "bfloat16":
         return check_runs(path, graph)

@@ -14,6 +14,7 @@ from archc.graph.graph import Graph, join
 from archc.ir.values import Body, Node, Value
 from archc_exporters.onnx.context import OPSETS, Lowering
 from archc_exporters.onnx.fuse import fuse_residual_norms
+from archc_exporters.onnx.norm import WHOLE_WIDTH
 from archc_exporters.onnx.step import positions
 from archc_exporters.onnx.weights import WeightSource
 
@@ -22,7 +23,7 @@ IR_VERSION = 10
 
 
 def lower_graph(
-    graph: Graph, *, dtype: ir.DataType, weights: WeightSource, max_model_len: int | None
+    graph: Graph, *, dtype: ir.DataType, weights: WeightSource, max_model_len: int
 ) -> tuple[ir.Model, Lowering]:
     """The model, its weights still unread, and the lowering that made it.
 
@@ -33,7 +34,7 @@ def lower_graph(
         graph,
         dtype=dtype,
         weights=weights,
-        table_rows=None if max_model_len is None else graph.capacity(max_model_len),
+        table_rows=graph.capacity(max_model_len),
     )
     unknown = [name for name in graph.inputs if name not in ("input_ids", "positions")]
     if unknown:
@@ -63,14 +64,19 @@ def lower_graph(
         producer_name="archc",
         producer_version=__version__,
     )
-    fused = fuse_residual_norms(model.graph)
-    if fused:
-        reason = "SkipSimplifiedLayerNormalization where a residual sum is read: both in one kernel"
-        ctx.choices["rms_norm", reason] = fused
+    _note_fused_norms(ctx, fuse_residual_norms(model.graph))
     model.metadata_props["archc"] = json.dumps(
         {"name": graph.name, "max_model_len": max_model_len, "reserved_rows": graph.reserved_rows()}
     )
     return model, ctx
+
+
+def _note_fused_norms(ctx: Lowering, count: int) -> None:
+    plain = ("rms_norm", WHOLE_WIDTH)
+    fused = ("rms_norm", "SkipSimplifiedLayerNormalization: the residual sum before it and the norm in one kernel")
+    for key, number in ((plain, ctx.choices.pop(plain, 0) - count), (fused, count)):
+        if number > 0:
+            ctx.choices[key] = number
 
 
 def _lower_body(ctx: Lowering, body: Body, scope: str, values: dict[Value, ir.Value]) -> None:

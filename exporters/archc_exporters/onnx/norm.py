@@ -11,6 +11,9 @@ from archc_exporters.onnx.context import MS, Lowering
 from archc_exporters.onnx.elementwise import activate
 from archc_exporters.onnx.weights import NUMPY_DTYPES, Array
 
+WHOLE_WIDTH = "RMSNormalization"
+"""The form of a norm over the whole width, until it is joined with the sum before it."""
+
 
 def rms_norm(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     """RMSNormalization over the width, or over each head of it; an offset is added to the weight when it is written."""
@@ -21,7 +24,7 @@ def rms_norm(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
         weight = _rms_weight(ctx, node, op)
     else:
         weight = ctx.constant(np.ones(op.head_dim or width, NUMPY_DTYPES[ctx.dtype]))
-    ctx.note("RMSNormalization" if op.head_dim is None else "RMSNormalization between two Reshapes, a head at a time")
+    ctx.note(WHOLE_WIDTH if op.head_dim is None else "RMSNormalization between two Reshapes, a head at a time")
     return _per_head(ctx, x, weight, width, op.head_dim, op.eps)
 
 

@@ -52,7 +52,7 @@ class ExportReport:
     opsets: dict[str, int]
     ir_version: int
     onnxruntime: str
-    max_model_len: int | None
+    max_model_len: int
     capacity: str
     nodes: dict[str, int]
     """op type -> nodes, branches of If included; op types of com.microsoft are written with their domain."""

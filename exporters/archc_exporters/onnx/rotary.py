@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from archc.errors import ArchcError
 from archc.ir.values import Node
 from archc.ops import rotary as ops
 from archc_exporters.onnx.context import Lowering
@@ -14,15 +13,9 @@ from archc_exporters.onnx.weights import NUMPY_DTYPES
 
 
 def rope_table(ctx: Lowering, node: Node, _: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """cos and sin as initializers over every position of the capacity, (rows, dim / 2); ``rotary`` picks the rows.
-
-    Raises:
-        ArchcError: nothing says how many positions there are.
-    """
+    """cos and sin as initializers over every position of the capacity, (rows, dim / 2); ``rotary`` picks the rows."""
     op = node.op
     assert isinstance(op, ops.RopeTable)
-    if ctx.table_rows is None:
-        raise ArchcError(f"{ctx.path}: how many positions? State max_position_embeddings, or export with max_model_len")
     ctx.note(
         "cos and sin as initializers over the capacity: RotaryEmbedding reads rows by position, nothing is computed a step"
     )

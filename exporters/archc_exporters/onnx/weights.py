@@ -161,9 +161,11 @@ def transposed(matrix: Array) -> Array:
     return out
 
 
-def _largest_bits(array: Array) -> int:
-    """The largest float16 by magnitude, as the integer that its bits without the sign are."""
-    return int((array.view(np.uint16) & np.uint16(0x7FFF)).max())
+def _is_finite(array: Array) -> bool:
+    """Whether a contiguous float16 array holds neither infinities nor NaNs; by its bits, which is faster than numpy's test."""
+    bits = array.view(np.uint16).reshape(-1)
+    blocks = (bits[start : start + _BLOCK_ELEMENTS] for start in range(0, bits.size, _BLOCK_ELEMENTS))
+    return all(int((block & np.uint16(0x7FFF)).max()) < _FLOAT16_INFINITY for block in blocks)
 
 
 def lazy_tensor(
@@ -181,12 +183,13 @@ def lazy_tensor(
     """
 
     def make() -> ir.TensorProtocol:
-        arrays = [weights.read(source, param) for source, param in sources]
-        array = arrays[0] if transform is None else transform(*arrays)
+        # The sources are dropped as soon as the transform is through: stacks of experts are many gigabytes.
+        keep = (lambda array: array) if transform is None else transform
+        array = keep(*(weights.read(source, param) for source, param in sources))
         assert array.shape == tuple(shape), f"{name}: the transform gives {array.shape}, not {tuple(shape)}"
         with np.errstate(over="ignore"):
             array = np.ascontiguousarray(array, dtype=NUMPY_DTYPES[dtype])
-        if dtype == ir.DataType.FLOAT16 and array.size and _largest_bits(array) >= _FLOAT16_INFINITY:
+        if dtype == ir.DataType.FLOAT16 and not _is_finite(array):
             raise ArchcError(f"{name} has values that float16 can't hold; export it as bfloat16 or float32")
         return ir.Tensor(array, dtype=dtype, name=name)
 
