@@ -163,7 +163,9 @@ class Loader(yaml.SafeLoader):
     """Numbers as YAML 1.2 writes them."""
 
 
-Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+$"), list("-+0123456789"))
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def schedule(pattern: str, num_layers: int) -> list[str]:
