@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from archc._version import __version__
 
 if TYPE_CHECKING:
-    from archc.estimate.estimate import estimate
-    from archc.expand import expand
+    from archc.estimation.estimate import estimate
+    from archc.expansion import expand
     from archc.spec.load import load_spec, loads_spec
     from archc.torch_backend.build import build, cast, init, new_cache
     from archc.torch_backend.step import Step
@@ -34,8 +32,8 @@ __all__ = [
 _HOMES = {
     "build": "archc.torch_backend.build",
     "cast": "archc.torch_backend.build",
-    "estimate": "archc.estimate.estimate",
-    "expand": "archc.expand",
+    "estimate": "archc.estimation.estimate",
+    "expand": "archc.expansion",
     "init": "archc.torch_backend.build",
     "load_spec": "archc.spec.load",
     "load_weights": "archc.torch_backend.weights",
@@ -53,14 +51,3 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
-
-
-class _Archc(ModuleType):
-    """Importing ``archc.expand`` would put the module where the function of that name is promised; the function stays."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Archc

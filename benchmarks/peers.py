@@ -94,6 +94,7 @@ def kimi_peer() -> nn.Module:
         linear_head_dim=64,
         linear_conv_kernel_dim=4,
         max_position_embeddings=8192,
+        pad_token_id=0,
         attn_implementation="sdpa",
     )
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """T3 to T6: training, prefill and decode of small models, archc and transformers taking turns in one process.
 
-    python benchmarks/torch_models.py [--lengths 512,1024,2048] [--rounds 5] [--only llama|hybrid|memory]
+python benchmarks/torch_models.py [--lengths 512,1024,2048] [--rounds 5] [--only llama|hybrid|memory]
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def decoder(model: nn.Module, ids: torch.Tensor, *, peer: bool, steps: int = 16)
     length = ids.shape[1]
     with torch.no_grad():
         if peer:
-            held = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+            held = model(ids, use_cache=True, logits_to_keep=1).cache
         else:
             held = archc.new_cache(model, batch=1, max_model_len=length + 4096)
             model(ids, Step.at(0, length), held, last_only=True)
@@ -64,7 +64,7 @@ def decoder(model: nn.Module, ids: torch.Tensor, *, peer: bool, steps: int = 16)
         nonlocal past
         for _ in range(steps):
             if peer:
-                model(token, past_key_values=held, use_cache=True)
+                model(token, cache=held, use_cache=True)
             else:
                 model(token, Step.at(past, 1), held)
             past += 1

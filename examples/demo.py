@@ -1,6 +1,6 @@
 """The whole promise on the tiny 3:1 KDA:MLA hybrid: estimate, build, export, run on onnxruntime, compare with torch.
 
-    python examples/demo.py OUT
+python examples/demo.py OUT
 """
 
 from __future__ import annotations
@@ -31,9 +31,22 @@ def main(out: Path) -> None:
     run("show", SPEC)
     run("estimate", SPEC, "--max-model-len", str(MAX_MODEL_LEN))
     run("build", SPEC, "-o", str(weights), "--dtype", "f32", "--seed", "0")
-    run("export", SPEC, "--weights", str(weights), "-o", str(exported), "--dtype", "f32", "--max-model-len", str(MAX_MODEL_LEN))
+    run(
+        "export",
+        SPEC,
+        "--weights",
+        str(weights),
+        "-o",
+        str(exported),
+        "--dtype",
+        "f32",
+        "--max-model-len",
+        str(MAX_MODEL_LEN),
+    )
 
-    print("\nThe same prompt through torch and through onnxruntime: one prefill, then greedy steps, caches carried along")
+    print(
+        "\nThe same prompt through torch and through onnxruntime: one prefill, then greedy steps, caches carried along"
+    )
     model = archc.build(SPEC, device="cpu")
     archc.load_weights(model, weights)
     session = onnxruntime.InferenceSession(str(exported / "model.onnx"), providers=["CPUExecutionProvider"])
@@ -69,7 +82,9 @@ def main(out: Path) -> None:
         ids = torch.from_numpy(outputs["logits"][:, -1:].argmax(-1))
     if worst > 1e-4:
         raise SystemExit(f"torch and onnxruntime differ by {worst:.1e}")
-    print(f"\nDone: {out}/weights holds model.safetensors, spec.yaml and graph.json, {out}/onnx the ONNX file and its weights.")
+    print(
+        f"\nDone: {out}/weights holds model.safetensors, spec.yaml and graph.json, {out}/onnx the ONNX file and its weights."
+    )
 
 
 if __name__ == "__main__":

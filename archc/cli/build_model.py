@@ -14,8 +14,8 @@ from archc.cli.files import require_disk, require_memory, staged
 from archc.cli.progress import busy
 from archc.cli.table import print_heading, print_pairs, ranges
 from archc.errors import ArchcError, CheckFailedError
-from archc.estimate.estimate import Estimate, estimate
-from archc.expand import expand
+from archc.estimation.estimate import Estimate, estimate
+from archc.expansion import expand
 from archc.graph.lockfile import to_text
 from archc.spec.resolved import resolved
 from archc.torch_backend.build import build, new_cache

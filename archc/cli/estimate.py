@@ -43,7 +43,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Parameters, weight and cache bytes, and FLOPs of SPEC (a file or a shipped name), exactly, without torch."""
-    from archc.estimate.estimate import estimate
+    from archc.estimation.estimate import estimate
     from archc.spec.load import load_spec
 
     found = estimate(

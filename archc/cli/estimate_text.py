@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from archc.cli.table import print_heading, print_pairs, print_table
-from archc.estimate.conventions import CONVENTIONS
-from archc.estimate.estimate import Estimate
+from archc.estimation.conventions import CONVENTIONS
+from archc.estimation.estimate import Estimate
 from archc.units import gib, si
 
 STEPS = {"prefill": "prefill", "decode": "decode, one token", "train_step": "training step"}

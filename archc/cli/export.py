@@ -56,8 +56,8 @@ def command(
     from archc.cli.export_text import print_report
     from archc.cli.files import require_disk
     from archc.cli.progress import progress_bar
-    from archc.estimate.estimate import estimate
-    from archc.expand import expand
+    from archc.estimation.estimate import estimate
+    from archc.expansion import expand
     from archc.spec.load import load_spec
 
     graph = expand(load_spec(spec, overrides))

@@ -26,7 +26,7 @@ def command(spec: str, is_resolved: bool, is_lock: bool, overrides: tuple[str, .
         else:
             click.echo(found.to_yaml(origins=True), nl=False)
         return
-    from archc.expand import expand
+    from archc.expansion import expand
     from archc.spec.load import load_spec
 
     loaded = load_spec(spec, overrides)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from archc.cli.table import print_heading, print_pairs, print_table
-from archc.estimate.estimate import Estimate, estimate
+from archc.estimation.estimate import Estimate, estimate
 from archc.spec.schedule import LayerPlan
 from archc.spec.schema import Spec
 

@@ -40,7 +40,7 @@ def command(ctx: click.Context, files: tuple[str, ...], as_json: bool) -> None:
 
 def _check(file: str) -> tuple[list[Problem], ArchcError | None]:
     """What is wrong with a file, warnings included, and the error that stops its use."""
-    from archc.expand import expand
+    from archc.expansion import expand
     from archc.graph.verify import verify
     from archc.spec.load import load_spec_with_warnings
 

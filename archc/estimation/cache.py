@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from archc.estimate.placed import Part, Placed, Placement
+from archc.estimation.placed import Part, Placed, Placement
 from archc.graph.graph import Graph, resolve_dtype
 from archc.ir.size import SEQ, Dim, ceil_div, evaluate, product, simplify, symbol
 from archc.ir.values import State

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from archc.errors import ArchcError
-from archc.estimate.cache import Cache, CacheOptions, measure_cache
-from archc.estimate.conventions import CONVENTIONS
-from archc.estimate.flops import Flops, count_flops
-from archc.estimate.parameters import Parameters, Weights, count_parameters, count_weight_bytes
-from archc.estimate.placed import place
-from archc.expand import expand
+from archc.estimation.cache import Cache, CacheOptions, measure_cache
+from archc.estimation.conventions import CONVENTIONS
+from archc.estimation.flops import Flops, count_flops
+from archc.estimation.parameters import Parameters, Weights, count_parameters, count_weight_bytes
+from archc.estimation.placed import place
+from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.spec.load import load_spec
 from archc.spec.schema import Spec

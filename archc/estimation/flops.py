@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from archc.estimate.placed import Part, Placed, Placement
+from archc.estimation.placed import Part, Placed, Placement
 from archc.ir.op import Form, Pairs
 from archc.ir.size import Dim, evaluate
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from archc.estimate.placed import Part, Placed, Placement
+from archc.estimation.placed import Part, Placed, Placement
 from archc.graph.graph import resolve_dtype
 from archc.ir.values import Param
 from archc.units import tensor_bytes

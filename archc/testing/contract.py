@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from archc.estimate.estimate import estimate
+from archc.estimation.estimate import estimate
 from archc.graph.graph import Graph
 from archc.graph.lockfile import to_text
 from archc.graph.verify import verify

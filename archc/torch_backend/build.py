@@ -10,7 +10,7 @@ from typing import cast as typed
 import torch
 from torch import Tensor, nn
 
-from archc.expand import expand
+from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.ir.op import Pairs
 from archc.ir.values import MODEL_DTYPE, Param, State

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from archc.estimate.estimate import estimate
+from archc.estimation.estimate import estimate
 from archc.spec.load import load_spec
 
 Invoke = Callable[..., Result]

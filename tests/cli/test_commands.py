@@ -15,7 +15,7 @@ from click.testing import Result
 from archc._version import __version__
 from archc.cli.export_text import folded
 from archc.cli.table import aligned, ranges
-from archc.estimate.estimate import estimate
+from archc.estimation.estimate import estimate
 from archc.spec.load import load_spec
 
 Invoke = Callable[..., Result]

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from archc.errors import ArchcError, SpecError
-from archc.estimate.estimate import estimate
-from archc.expand import expand
+from archc.estimation.estimate import estimate
+from archc.expansion import expand
 from archc.graph.graph import resolve_dtype
 from archc.spec.load import load_spec, shipped_specs
 from archc.units import DTYPE_BITS

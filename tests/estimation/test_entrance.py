@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from archc.estimate.estimate import estimate
+from archc.estimation.estimate import estimate
 
 CODE = """
 import archc
 spec = archc.load_spec("tiny-llama")
 first = archc.estimate(spec)
-import archc.estimate.estimate, archc.expand
+import archc.estimation.estimate, archc.expansion
 from archc import estimate, expand
 assert archc.estimate(spec).to_json() == first.to_json() == estimate(expand(spec)).to_json()
 assert archc.expand(spec).name == archc.expand(spec).name == "tiny-llama"

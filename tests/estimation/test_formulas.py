@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from archc.estimate.estimate import estimate
-from archc.expand import expand
+from archc.estimation.estimate import estimate
+from archc.expansion import expand
 from archc.spec.load import load_spec, shipped_specs
 
 SIZES = tuple(product((1, 3), (1, 2, 63, 64, 65, 130, 1000)))

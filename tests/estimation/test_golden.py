@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from archc.estimate.estimate import estimate
-from archc.expand import expand
+from archc.estimation.estimate import estimate
+from archc.expansion import expand
 from archc.spec.load import load_spec
 
 GOLDEN: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parents[1] / "specs" / "golden.yaml").read_text())

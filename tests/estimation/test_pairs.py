@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from archc.estimate.estimate import estimate
-from archc.expand import expand
+from archc.estimation.estimate import estimate
+from archc.expansion import expand
 from archc.ir.size import evaluate
 from archc.ops.attention import causal_pairs_twice
 from archc.spec.load import load_spec

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from archc.estimate.estimate import estimate
+from archc.estimation.estimate import estimate
 from archc.spec.load import load_spec
 
 
@@ -30,7 +30,7 @@ def test_ten_thousand_layers_take_less_than_a_second(name: str, few: int, more: 
 def test_an_estimate_loads_no_torch_and_no_numpy():
     code = (
         "import sys\n"
-        "from archc.estimate.estimate import estimate\n"
+        "from archc.estimation.estimate import estimate\n"
         "estimate('kimi-linear-48b-a3b').to_json()\n"
         "print([m for m in ('torch', 'numpy', 'onnx', 'onnxruntime', 'rich', 'click', 'safetensors') if m in sys.modules])"
     )

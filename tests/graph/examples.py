@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from archc.expand import expand
+from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.graph.vocabulary import Builder
 from archc.ir.size import BATCH, SEQ

@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 import pytest
 
-from archc.expand import expand
+from archc.expansion import expand
 from archc.graph.lockfile import to_lock, to_text
 from archc.spec.load import load_spec
 from tests.graph.examples import GQA, KDA, MLA, SINKS, WINDOWED, small
@@ -22,7 +22,7 @@ NAMES = ("deepseek-v3", "tiny-gpt-oss", "kimi-linear-48b-a3b")
 def test_two_processes_write_the_same_bytes_whatever_the_hash_seed():
     code = (
         "import sys\n"
-        "from archc.expand import expand\n"
+        "from archc.expansion import expand\n"
         "from archc.graph.lockfile import to_text\n"
         "from archc.spec.load import load_spec\n"
         f"sys.stdout.write(''.join(to_text(expand(load_spec(name))) for name in {NAMES}))"

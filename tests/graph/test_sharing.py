@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from archc.expand import expand
+from archc.expansion import expand
 from archc.graph.verify import verify
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Call

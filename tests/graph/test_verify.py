@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from archc.errors import GraphError
-from archc.expand import expand
+from archc.expansion import expand
 from archc.graph.verify import verify
 from archc.ir.size import BATCH, SEQ
 from archc.ir.values import Body, Node, TensorType, Value

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archc.expand import expand
+from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.spec.load import loads_spec
 

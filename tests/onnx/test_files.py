@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from archc import registry
 from archc.errors import ArchcError, CheckFailedError, GraphError
-from archc.expand import expand
+from archc.expansion import expand
 from archc.graph.graph import Graph, state_elements
 from archc.graph.vocabulary import Builder
 from archc.ir.op import Op
@@ -283,7 +283,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from archc.expand import expand
+from archc.expansion import expand
 from archc.spec.load import loads_spec
 from archc_exporters.onnx.export import export
 export(expand(loads_spec(sys.argv[1])), Path(sys.argv[2]))

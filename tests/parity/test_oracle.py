@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import archc  # noqa: E402
-from archc.expand import expand  # noqa: E402
+from archc.expansion import expand  # noqa: E402
 from tests.parity.oracle import rounding_gain  # noqa: E402
 from tests.parity.weights import to_archc  # noqa: E402
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 import archc  # noqa: E402
-from archc.expand import expand  # noqa: E402
+from archc.expansion import expand  # noqa: E402
 from tests.parity.weights import to_archc  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -92,7 +92,7 @@ def test_a_broken_plugin_fails_when_it_is_used_and_says_who_it_is(install, pytho
 
 def test_a_broken_plugin_is_no_concern_of_a_spec_that_does_not_name_it(install, python):
     install("broken-thing", MIXER.format(name="thing", module="broken"), broken="raise RuntimeError\n")
-    code = "from archc.estimate.estimate import estimate; print(estimate('tiny-llama').parameters.total)"
+    code = "from archc.estimation.estimate import estimate; print(estimate('tiny-llama').parameters.total)"
     assert int(python(code)) > 0
 
 

@@ -43,9 +43,9 @@ def shift(install, python, tmp_path):
 def test_its_mixer_is_estimated_without_torch(shift):
     found = shift(
         "import json, sys\n"
-        "from archc.estimate.estimate import estimate\n"
+        "from archc.estimation.estimate import estimate\n"
         "from archc.graph.lockfile import to_lock\n"
-        "from archc.expand import expand\n"
+        "from archc.expansion import expand\n"
         "from archc.spec.load import loads_spec\n"
         "graph = expand(loads_spec(SPEC))\n"
         "found = estimate(graph, dtype='float32')\n"

@@ -87,7 +87,9 @@ stack: {{num_layers: {layers}, block: pre_norm, mixer: mixer, ffn: ffn}}
 def every_expert(name: str) -> Spec:
     """A shipped spec whose tokens go to all experts: in another dtype none can be chosen otherwise."""
     overrides = [] if name == "tiny-llama" else ["ffns.moe.num_experts_per_tok=8"]
-    return archc.load_spec(name, [*overrides, *(["ffns.moe.router.topk_group=4"] if name == "tiny-deepseek-v3" else [])])
+    return archc.load_spec(
+        name, [*overrides, *(["ffns.moe.router.topk_group=4"] if name == "tiny-deepseek-v3" else [])]
+    )
 
 
 def enliven(model: nn.Module, seed: int = 0) -> Any:

@@ -34,9 +34,7 @@ def feed(model, ids, pieces, max_model_len=None):
     cache = archc.new_cache(model, batch=ids.shape[0], max_model_len=max_model_len or ids.shape[1])
     bounds = list(itertools.accumulate(pieces, initial=0))
     with torch.no_grad():
-        parts = [
-            model(ids[:, past:end], Step.at(past, end - past), cache) for past, end in itertools.pairwise(bounds)
-        ]
+        parts = [model(ids[:, past:end], Step.at(past, end - past), cache) for past, end in itertools.pairwise(bounds)]
     return torch.cat(parts, 1)
 
 
@@ -153,3 +151,39 @@ def test_pieces_give_the_state_of_the_whole(models):
             caches.append(cache)
         for state, expected in caches[0].items():
             assert_close(caches[1][state], expected, 3e-5)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_used_cache_serves_the_next_conversation_as_it_is(models, name):
+    model, ids, expected = models(name)
+    cache = archc.new_cache(model, batch=2, max_model_len=64)
+    strangers = ids_for(model, 2, 40, seed=5)
+    with torch.no_grad():
+        model(strangers, Step.at(0, 40), cache)
+        for pieces in ([1, 8, 1, 13], [9, 14], [LENGTH]):
+            past, parts = 0, []
+            for seq in pieces:
+                parts.append(model(ids[:, past : past + seq], Step.at(past, seq), cache))
+                past += seq
+            assert_close(torch.cat(parts, 1), expected, 2e-5)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", TINY)
+def test_a_cache_works_in_every_grad_mode(models, name, mode):
+    model, ids, expected = models(name)
+    with mode():
+        assert_close(feed(model, ids, PLANS["a prefill, then tokens and chunks"]), expected, 2e-5)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_prefill_that_fills_a_cache_trains_like_one_that_does_not(models, name):
+    model, ids, _ = models(name)
+    gradients = []
+    for cache in (None, archc.new_cache(model, batch=2, max_model_len=LENGTH)):
+        model.zero_grad()
+        step = None if cache is None else Step.at(0, LENGTH)
+        model(ids, step, cache).square().mean().backward()
+        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+    for weight, gradient in gradients[1].items():
+        assert_close(gradient, gradients[0][weight], 1e-6)

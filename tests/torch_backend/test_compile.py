@@ -57,6 +57,30 @@ def test_inductor_gives_equal_gradients(mixer, ffn):
     check_training(model, ids_for(model, 2, 20), "inductor", 3e-5)
 
 
+@pytest.mark.parametrize("mixer", ["kda", "gqa sinks in a window"])
+def test_inductor_decodes_into_the_cache(mixer):
+    model = lively(small_spec(MIXERS[mixer], FFNS["moe softmax"], layers=1))
+    run = torch.compile(model, fullgraph=True)
+    ids = ids_for(model, 2, 14)
+    cache = archc.new_cache(model, batch=2, max_model_len=16)
+    with torch.no_grad():
+        pieces = [(0, 8), *((past, past + 1) for past in range(8, 14))]
+        parts = [run(ids[:, past:end], Step.at(past, end - past), cache) for past, end in pieces]
+        assert_close(torch.cat(parts, 1), model(ids), 2e-5)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_texts_of_any_length_train_on_two_graphs(name):
+    """The first length is compiled as it is, all others by one graph with a symbolic length."""
+    model = lively(shortened(name))
+    counter = CompileCounterWithBackend("eager")
+    run = torch.compile(model, fullgraph=True, backend=counter)
+    for seq in (20, 33, 47, 130):
+        ids = ids_for(model, 1, seq)
+        assert_close(run(ids), model(ids), 2e-5)
+    assert counter.frame_count == 2
+
+
 @pytest.mark.parametrize("ffn", [name for name in FFNS if name.startswith("moe")])
 def test_a_mixture_of_experts_does_not_break_the_graph(ffn):
     model = lively(small_spec(ffn=FFNS[ffn], layers=1))

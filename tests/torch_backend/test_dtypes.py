@@ -104,3 +104,16 @@ def test_float64_is_carried_through():
             logits = double(ids)
             assert logits.dtype == torch.float64
             assert_close(single(ids), logits, 1e-4)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_decoding_under_autocast_gives_nearly_the_same_logits(name):
+    model = archc.build(every_expert(name), device="cpu", seed=0)
+    ids = ids_for(model, 2, 24)
+    cache = archc.new_cache(model, batch=2, max_model_len=24)
+    with torch.no_grad():
+        expected = model(ids)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            pieces = [model(ids[:, a:b], Step.at(a, b - a), cache) for a, b in ((0, 11), (11, 12), (12, 20), (20, 24))]
+    assert root_mean_square(torch.cat(pieces, 1).float() - expected) < 0.05 * root_mean_square(expected)
+    assert all(state.dtype == torch.float32 for state in cache.values())

@@ -4,10 +4,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import archc  # noqa: E402
-from archc.estimate.estimate import estimate  # noqa: E402
+from archc.estimation.estimate import estimate  # noqa: E402
 from archc.ir.size import evaluate  # noqa: E402
 from archc.torch_backend.step import Step  # noqa: E402
 from archc.torch_backend.twins.linear_attention import delta_step, delta_twin  # noqa: E402
@@ -115,6 +116,23 @@ def check_training(spec, pairs, seq):
         logits.square().sum().backward()
     assert forward == sum(formula(model.archc_graph, "many", pairs, batch=1, seq=seq, past=0).values())
     assert counter.get_total_flops() - forward == 2 * forward
+
+
+@pytest.mark.parametrize("spec", ["tiny-llama", "tiny-gpt-oss", "tiny-kimi-linear"])
+def test_the_fast_operators_report_what_they_multiply(spec):
+    model = lively(spec)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        logits = model(ids_for(model, 1, 70))
+        forward = counter.get_total_flops()
+        logits.square().sum().backward()
+    flops = sum(formula(model.archc_graph, "many", "dense", batch=1, seq=70, past=0).values())
+    # Latent attention pads its values to the width of its keys, so that fused kernels take them.
+    padding = {node.op for _, node in model.archc_graph.walk() if node.op.op_name == "latent_attention"}
+    for op in padding:
+        layers = sum(node.op == op for _, node in model.archc_graph.walk())
+        flops += layers * op.num_heads * 2 * 70 * 70 * (op.nope_dim + op.rope_dim - op.value_dim)
+    assert forward == flops
+    assert counter.get_total_flops() == 3 * flops
 
 
 def test_a_training_step_of_the_estimate_is_three_forwards():

@@ -74,7 +74,10 @@ def test_a_copy_has_the_numbers_and_nothing_else_in_common(name):
         assert torch.equal(model(ids), expected)
     assert type(twin.layers[0]) is type(model.layers[0])
     assert (twin.lm_head.weight is twin.embed_tokens.weight) == (model.lm_head.weight is model.embed_tokens.weight)
-    assert archc.new_cache(twin, batch=1, max_model_len=8).keys() == archc.new_cache(model, batch=1, max_model_len=8).keys()
+    assert (
+        archc.new_cache(twin, batch=1, max_model_len=8).keys()
+        == archc.new_cache(model, batch=1, max_model_len=8).keys()
+    )
 
 
 def test_one_layer_pickles_alone():

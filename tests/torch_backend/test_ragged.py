@@ -99,3 +99,22 @@ def test_a_row_without_new_tokens_keeps_its_state(models, name):
         # Rows behind the text may hold padding, to be overwritten.
         kept = (slice(None), slice(0, 11)) if declared.growth == "append" else ()
         torch.testing.assert_close(tensor[1][kept], before[state][1][kept], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_row_may_begin_anew_while_others_go_on(models, name):
+    model, ids, expected = models(name)
+    cache = archc.new_cache(model, batch=3, max_model_len=48)
+    # Rows 0 and 2 go on; row 1 first holds somebody else's text, then begins with its own.
+    calls = [((0, 0, 0), (9, 6, 4)), ((9, 0, 4), (3, 7, 1)), ((12, 7, 5), (1, 1, 1)), ((13, 8, 6), (8, 5, 9))]
+    for number, (past, new) in enumerate(calls):
+        padded = torch.full((3, max(new)), STRANGER)
+        for row, count in enumerate(new):
+            padded[row, :count] = ids[row, past[row] : past[row] + count]
+        if number == 0:
+            padded[1] = STRANGER
+        with torch.no_grad():
+            logits = model(padded, Step.ragged(torch.tensor(past), torch.tensor(new), max(new)), cache)
+        for row, count in enumerate(new):
+            if number or row != 1:
+                assert_close(logits[row, :count], expected[row, past[row] : past[row] + count], 2e-5)

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import archc  # noqa: E402
-from archc.estimate.estimate import estimate  # noqa: E402
-from archc.expand import expand  # noqa: E402
+from archc.estimation.estimate import estimate  # noqa: E402
+from archc.expansion import expand  # noqa: E402
 from archc.spec.shipped import shipped_specs  # noqa: E402
 from tests.torch_backend.examples import FFNS, MIXERS, TINY, ids_for, lively, small_spec  # noqa: E402
 

@@ -64,7 +64,9 @@ def test_both_twins_agree(mixer):
     assert_close(logits, expected)
 
 
-@pytest.mark.parametrize("words", [{}, {"sinks_N": True}, {"soft_cap": 2.0}, {"sinks_N": True, "soft_cap": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "words", [{}, {"sinks_N": True}, {"soft_cap": 2.0}, {"sinks_N": True, "soft_cap": 2.0}], ids=str
+)
 @pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])
 def test_attention_agrees_in_all_its_spellings(masked, words):
     draw = torch.Generator().manual_seed(0)
@@ -83,7 +85,9 @@ def test_attention_agrees_in_all_its_spellings(masked, words):
 @pytest.mark.parametrize("per_head", [False, True], ids=["decay a channel", "decay a head"])
 def test_one_token_of_the_delta_rule_is_one_step_of_the_chunked_twin(per_head):
     draw = torch.Generator().manual_seed(0)
-    q, k, v, state = (torch.randn(shape, generator=draw) for shape in ((2, 1, 3, 8),) * 2 + ((2, 1, 3, 6), (2, 3, 8, 6)))
+    q, k, v, state = (
+        torch.randn(shape, generator=draw) for shape in ((2, 1, 3, 8),) * 2 + ((2, 1, 3, 6), (2, 3, 8, 6))
+    )
     decay = -torch.rand((2, 1, 3) if per_head else (2, 1, 3, 8), generator=draw)
     beta = torch.rand(2, 1, 3, generator=draw)
     # A second token that neither decays nor writes leaves the state alone, and makes the twin take its chunked form.

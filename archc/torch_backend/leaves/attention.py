@@ -22,7 +22,7 @@ Attend = Callable[..., Tensor]
 
 def to_heads(x: Tensor, head_dim: int) -> Tensor:
     """(B, S, N x H) -> (B, N, S, H)."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    return x.view(x.shape[0], x.shape[1], -1, head_dim).transpose(1, 2)
 
 
 def from_heads(x_BNSH: Tensor) -> Tensor:

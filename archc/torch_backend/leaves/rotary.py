@@ -41,7 +41,7 @@ class RopeTable(nn.Module):
 
 def rotate(x: Tensor, cos_BSR: Tensor, sin_BSR: Tensor, *, head_dim: int, dim: int, offset: int, style: str) -> Tensor:
     """``dim`` channels of each head turned, from ``offset``: x (B, S, N x H) -> same."""
-    x_BSNH = x.unflatten(-1, (-1, head_dim))
+    x_BSNH = x.view(x.shape[0], x.shape[1], -1, head_dim)
     part = x_BSNH[..., offset : offset + dim] if dim != head_dim else x_BSNH
     cos, sin = cos_BSR.unsqueeze(-2).to(x.dtype), sin_BSR.unsqueeze(-2).to(x.dtype)
     if style == "half":

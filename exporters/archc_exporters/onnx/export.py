@@ -9,7 +9,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from archc.errors import ArchcError
-from archc.estimate.estimate import DEFAULT_LENGTH_TOKENS
+from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.graph.graph import Graph, param_bytes
 from archc.units import dtype_name, gib
 from archc_exporters.onnx.check import check_runs, check_structure
