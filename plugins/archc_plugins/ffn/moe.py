@@ -56,8 +56,10 @@ class MoE(FFN):
             )
         if self.num_experts % groups:
             yield "router", f"n_group {groups} does not divide num_experts {self.num_experts}"
-        elif self.num_experts_per_tok > self.router.topk_group * (self.num_experts // groups):
+        elif self.num_experts >= self.num_experts_per_tok > self.router.topk_group * (self.num_experts // groups):
             yield "router", f"topk_group {self.router.topk_group} leaves fewer experts than num_experts_per_tok"
+        elif self.router.group_score == "top2_sum" and self.router.topk_group < groups == self.num_experts:
+            yield "router", "group_score top2_sum needs two experts in a group; here each group is one"
         if self.expert.as_expert() is None:
             yield "expert", f"{self.expert.kind_name} can't be an expert: it is no gated feed-forward"
         if self.shared_intermediate_size is not None and not self.num_shared_experts:
