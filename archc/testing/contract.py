@@ -50,7 +50,7 @@ def check_spec(text: str, *, tolerance: float = 2e-5) -> None:
         _check_cached(model, ids, whole, limit)
         _check_ragged(model, ids, whole, limit)
         _check_cache_shapes(graph, model)
-    twins = {pairs: _twin(graph, model, pairs) for pairs in PAIRS}
+    twins: dict[Pairs, nn.Module] = {pairs: _twin(graph, model, pairs) for pairs in PAIRS}
     with torch.no_grad():
         for pairs, twin in twins.items():
             _check_twin(graph, twin, ids, whole, limit, pairs)
