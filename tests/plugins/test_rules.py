@@ -133,13 +133,7 @@ def test_a_mistake_has_the_line_of_its_key_and_says_what_is_wrong(place, keys, a
     with pytest.raises(SpecError) as caught:
         loads_spec(text)
     (problem,) = caught.value.problems
-    lines = [
-        number
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.startswith(about) or f" {about.strip()}:" in line
-    ]
-    if about.startswith(" "):
-        key = about if about.startswith(" ") else rf" *{about}"
+    key = about if about.startswith(" ") else rf" *{about}"
     (line,) = (n for n, found in enumerate(text.splitlines(), 1) if re.match(rf"{key}:", found))
     # A mapping over several lines begins with its first key.
     assert problem.line == line + (about == "router")
