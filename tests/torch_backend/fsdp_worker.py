@@ -1,5 +1,6 @@
 """One rank of the FSDP2 tests: ``python fsdp_worker.py RANK WORLD RENDEZVOUS``. Compares with the same model unsharded."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def compare(name, mesh, how):
     cache = archc.new_cache(model, batch=mine.shape[0], max_model_len=SEQ, device="cpu")
     bounds = [0, 11, *range(12, 16), SEQ]
     with torch.no_grad():
-        parts = [model(mine[:, a:b], Step.at(a, b - a), cache) for a, b in zip(bounds, bounds[1:], strict=False)]
+        parts = [model(mine[:, a:b], Step.at(a, b - a), cache) for a, b in itertools.pairwise(bounds)]
     found = torch.cat(parts, 1)
     if mixed:
         assert (error := relative(found, ours)) < 0.05, error

@@ -92,7 +92,7 @@ def rings():
 @pytest.mark.parametrize("reach", ["sliding_window", "attention_chunk_size"])
 def test_a_window_or_chunk_is_what_it_says(rings, reach):
     """Logits of a token don't change when what it can't see changes, and do when the last thing it can see does."""
-    model, ids, expected = rings[reach]
+    _, ids, _ = rings[reach]
     layer = lively(small_spec(f"{{{GQA}, {reach}: 6}}", layers=1))
     with torch.no_grad():
         expected = layer(ids)

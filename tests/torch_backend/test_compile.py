@@ -4,7 +4,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch._dynamo  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 import archc  # noqa: E402
@@ -51,21 +50,19 @@ def test_training_compiles_whole_with_equal_gradients(name):
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize(("mixer", "ffn"), [("kda", "moe shared"), ("gqa sinks in a window", "swiglu")])
-def test_inductor_gives_equal_gradients(mixer, ffn):
-    model = lively(small_spec(MIXERS[mixer], FFNS[ffn], layers=1))
+def test_inductor_gives_equal_gradients():
+    model = lively(small_spec(MIXERS["kda"], layers=1))
     check_training(model, ids_for(model, 2, 20), "inductor", 3e-5)
 
 
-@pytest.mark.parametrize("mixer", ["kda", "gqa sinks in a window"])
-def test_inductor_decodes_into_the_cache(mixer):
-    model = lively(small_spec(MIXERS[mixer], FFNS["moe softmax"], layers=1))
+def test_inductor_decodes_into_the_cache():
+    model = lively(small_spec(MIXERS["gqa short window"], FFNS["moe softmax"], layers=1))
     run = torch.compile(model, fullgraph=True)
     ids = ids_for(model, 2, 14)
     cache = archc.new_cache(model, batch=2, max_model_len=16)
     with torch.no_grad():
-        pieces = [(0, 8), *((past, past + 1) for past in range(8, 14))]
-        parts = [run(ids[:, past:end], Step.at(past, end - past), cache) for past, end in pieces]
+        parts = [model(ids[:, :4], Step.at(0, 4), cache)]
+        parts += [run(ids[:, past : past + 1], Step.at(past, 1), cache) for past in range(4, 14)]
         assert_close(torch.cat(parts, 1), model(ids), 2e-5)
 
 

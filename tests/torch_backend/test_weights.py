@@ -110,7 +110,7 @@ def test_every_name_that_does_not_fit_is_listed_and_nothing_changes(model, tmp_p
 
 def test_a_model_on_meta_asks_to_be_materialised(model, tmp_path):
     file = save_weights(model, tmp_path / "model.safetensors")
-    with pytest.raises(ArchcError, match="norm.weight is on the meta device: materialise the model first"):
+    with pytest.raises(ArchcError, match=r"norm\.weight is on the meta device: materialise the model first"):
         load_weights(archc.build(model.archc_graph), file)
 
 
