@@ -56,7 +56,7 @@ def test_inductor_gives_equal_gradients():
 
 
 def test_inductor_decodes_into_the_cache():
-    model = lively(small_spec(MIXERS["gqa short window"], FFNS["moe softmax"], layers=1))
+    model = lively(small_spec(MIXERS["gqa short window"], layers=1))
     run = torch.compile(model, fullgraph=True)
     ids = ids_for(model, 2, 14)
     cache = archc.new_cache(model, batch=2, max_model_len=16)
