@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from archc_exporters.onnx.session import Conversation, load_session
 
 import archc
 from archc.torch_backend.build import graph_of
 from archc.torch_backend.step import Step
+from archc_exporters.onnx.session import Conversation, load_session
 
 SPEC = "tiny-kimi-linear"
 BATCH, PROMPT, STEPS, MAX_MODEL_LEN = 2, 24, 8, 64

@@ -64,7 +64,8 @@ def carried(state: Tensor | None, step: Step | None) -> Tensor | None:
         return None
     if step.start is None:
         return state
-    return state * (step.start > 0).view(-1, *(1,) * (state.dim() - 1)).to(state.dtype)
+    # Filled, not multiplied: what an earlier conversation left may be a NaN.
+    return state.masked_fill((step.start == 0).view(-1, *(1,) * (state.dim() - 1)), 0.0)
 
 
 def step_positions(step: Step | None, input_ids: Tensor) -> Tensor:
