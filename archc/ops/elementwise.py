@@ -145,4 +145,6 @@ class Concat(Op):
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         if any(item.shape[:-1] != inputs[0].shape[:-1] for item in inputs):
             raise GraphError(f"concat: leading dimensions differ: {', '.join(str(item) for item in inputs)}")
+        if any(item.axis != inputs[0].axis or item.dtype != inputs[0].dtype for item in inputs):
+            raise GraphError(f"concat: axes or dtypes differ: {', '.join(str(item) for item in inputs)}")
         return (inputs[0].with_width(sum(item.width for item in inputs), inputs[0].axis),)

@@ -40,6 +40,8 @@ class Rotary(Op):
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         x, cos, _ = inputs
+        if self.dim < 1:
+            raise GraphError(f"rotary: {self} turns nothing; partial_rotary_factor is too small for the head")
         if x.width % self.head_dim or self.offset + self.dim > self.head_dim or 2 * cos.width != self.dim:
             raise GraphError(f"rotary: {self} doesn't fit {x} and a table of {cos.width} frequencies")
         return (x,)

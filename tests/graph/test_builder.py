@@ -75,6 +75,18 @@ BROKEN = {
         "mul: operands are float32 and model; cast one of them",
     ),
     "a split that does not add up": (lambda g, x: g.split(x, (3, 4)), "split: (3, 4) don't add up to 8"),
+    "values joined across axes": (
+        lambda g, x: g.concat(g.linear("a", x, 8, axis="heads"), g.linear("b", x, 8, axis="ffn")),
+        "concat: axes or dtypes differ: model[batch, seq, 8, heads], model[batch, seq, 8, ffn]",
+    ),
+    "values of two dtypes joined": (
+        lambda g, x: g.concat(x, g.cast(x, "float32")),
+        "concat: axes or dtypes differ: model[batch, seq, 8], float32[batch, seq, 8]",
+    ),
+    "a rotation of nothing": (
+        lambda g, x: g.rotary(x, g.rope_table(()), head_dim=8, dim=0),
+        "turns nothing; partial_rotary_factor is too small for the head",
+    ),
     "an unknown activation": (lambda g, x: g.activation(x, "swish"), "activation 'swish' is unknown"),
     "a head that does not divide the width": (
         lambda g, x: g.rms_norm("q_norm", x, eps=1e-5, head_dim=3),

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from archc.errors import SpecError
+from archc.errors import GraphError, SpecError
+from archc.expansion import expand
 from archc.spec.load import loads_spec
 
 TEXT = """\
@@ -139,3 +140,10 @@ def test_a_mistake_has_the_line_of_its_key_and_says_what_is_wrong(place, keys, a
     assert problem.line == line + (about == "router")
     assert problem.path.split(".")[-1] == about.strip()
     assert words in f"{problem.message}. {problem.suggestion}"
+
+
+def test_a_table_has_a_row_for_every_id():
+    text = with_key("embedding", "  num_embeddings: 49\n")
+    with pytest.raises(GraphError, match="num_embeddings 49 is less than the 50 ids of the tokenizer"):
+        expand(loads_spec(text))
+    assert expand(loads_spec(text.replace("49", "50"))).params()["embed_tokens.weight"].shape == (50, 16)

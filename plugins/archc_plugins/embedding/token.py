@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import PositiveInt
 
+from archc.errors import GraphError
 from archc.families import Embedding
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Param, Value
@@ -34,7 +35,10 @@ class Token(Embedding):
         return -(-vocab_size // multiple) * multiple
 
     def define(self, g: Builder, ids: Value, *, vocab_size: int) -> tuple[Value, Param]:
-        x, table = g.embedding("embed_tokens", ids, self.rows(vocab_size), self.embedding_size or self.hidden_size)
+        rows = self.rows(vocab_size)
+        if rows < vocab_size:
+            raise GraphError(f"embed_tokens: num_embeddings {rows} is less than the {vocab_size} ids of the tokenizer")
+        x, table = g.embedding("embed_tokens", ids, rows, self.embedding_size or self.hidden_size)
         if x.width != self.hidden_size:
             x = g.linear("embed_proj", x, self.hidden_size)
         return g.scale(x, self.scale.resolve({"hidden_size": self.hidden_size})), table
