@@ -28,7 +28,7 @@ def expand(spec: Spec) -> Graph:
     ids = spec.tokenizer.ids()
     x, table = spec.embedding.define(g, g.sources["input_ids"], vocab_size=ids)
     surroundings = _Surroundings(spec, spec.stack)
-    x = surroundings.position.embed(g, x)
+    x = spec.embedding.finish(g, surroundings.position.embed(g, x), norm=surroundings.norm)
     x = _layers(g, spec, surroundings, spec.schedule(), x)
     if surroundings.final_norm:
         x = surroundings.norm.define(g, "norm", x)

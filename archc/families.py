@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
+from archc.errors import GraphError
 from archc.graph.vocabulary import Builder
 from archc.ir.values import MODEL_DTYPE, Param, Value
 from archc.ops.elementwise import GatedActivation
+from archc.ops.moe import Route
 from archc.spec.kind import Kind
 from archc.spec.slots import Slot
 from archc.spec.values import Dtype
@@ -28,6 +30,14 @@ class Norm(Kind):
     @abstractmethod
     def define(self, g: Builder, name: str, x: Value, *, head_dim: int | None = None) -> Value:
         """The normed value, over the whole width or a head at a time."""
+
+    def epsilon(self) -> float:
+        """The eps that a mixer's own weightless or gated norms take over.
+
+        Raises:
+            GraphError: this norm has none.
+        """
+        raise GraphError(f"{self.kind_name} has no eps, and this mixer needs one for its own norms")
 
 
 class Position(Kind):
@@ -123,6 +133,24 @@ class FFN(Kind):
         return None
 
 
+class Router(Kind):
+    """What chooses and weighs the experts of a token."""
+
+    family: ClassVar[str] = "router"
+
+    @abstractmethod
+    def route(self, num_experts: int, top_k: int) -> Route:
+        """The op for so many experts."""
+
+    def misfits(self, num_experts: int, top_k: int) -> Iterator[tuple[str, str]]:
+        """(field, message) of what does not fit a mixture of so many experts."""
+        yield from ()
+
+    def weighs(self) -> Literal["output", "input"]:
+        """Whether a weight multiplies an expert's output or its input."""
+        return "output"
+
+
 class Tokenizer(Kind):
     """What turns input into ids."""
 
@@ -143,6 +171,10 @@ class Embedding(Kind):
     @abstractmethod
     def define(self, g: Builder, ids: Value, *, vocab_size: int) -> tuple[Value, Param]:
         """(vectors (batch, seq, hidden_size), the table)."""
+
+    def finish(self, g: Builder, x: Value, *, norm: Norm) -> Value:
+        """What is added and done once positions are in; ``norm`` is the spec's."""
+        return x
 
     def tied(self) -> bool:
         """Whether a head that predicts tokens reads the table."""

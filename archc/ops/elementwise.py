@@ -13,8 +13,10 @@ ACTIVATIONS = ("silu", "sigmoid", "gelu", "gelu_tanh", "relu", "relu2", "tanh", 
 
 
 def _same(inputs: Sequence[TensorType], what: str) -> TensorType:
-    """The common type of two operands; a trailing width of 1 is broadcast."""
+    """The common type of two operands; a trailing width of 1 and a constant (width,) are broadcast."""
     left, right = inputs
+    if len(right.shape) == 1 < len(left.shape) and right.width == left.width and right.dtype == left.dtype:
+        return left
     if left.shape[:-1] != right.shape[:-1] or (left.width != right.width and 1 not in (left.width, right.width)):
         raise GraphError(f"{what}: shapes {left} and {right} don't fit")
     if left.dtype != right.dtype:

@@ -53,14 +53,17 @@ class Kind(Section):
     kind_name: ClassVar[str] = ""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Mistakes across fields as (field, message); asked once the fields themselves are valid."""
+        """Mistakes across fields as (field, message); asked once the fields themselves are valid.
+
+        ``router.n_group`` names a field of the kind that a field holds.
+        """
         yield from ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         found: list[tuple[Path, Any]] = [((name,), error) for name, error in self._scale_faults()]
         if not found:
-            found = [((name,), fault(message, code="rule")) for name, message in self.rules()]
+            found = [(tuple(name.split(".")), fault(message, code="rule")) for name, message in self.rules()]
         if found:
             raise faults(type(self).__name__, found)
         return self

@@ -19,15 +19,17 @@ from archc.spec.scalars import shortened
 class Slot:
     """Takes an instance, a mapping that names its kind under ``key``, or the bare name, and gives an instance of that kind.
 
-    A mapping without the key is of ``default_kind``; without one, the kind must be stated.
+    A mapping without the key is of ``default_kind``; without one, the kind must be stated. With ``flag`` true and false
+    are values too, and mean what the holder of the field says.
     """
 
-    __slots__ = ("default_kind", "family", "key")
+    __slots__ = ("default_kind", "family", "flag", "key")
 
-    def __init__(self, family: str, *, default_kind: str | None = None, key: str = "kind") -> None:
+    def __init__(self, family: str, *, default_kind: str | None = None, key: str = "kind", flag: bool = False) -> None:
         self.family = family
         self.default_kind = default_kind
         self.key = key
+        self.flag = flag
 
     def validate(self, value: Any) -> Any:
         """The kind that ``value`` describes; None (a field left to its default) stays.
@@ -36,8 +38,8 @@ class Slot:
             PydanticCustomError: no kind is named, or none that is installed.
             ValidationError: the kind refuses its keys.
         """
-        if value is None:
-            return None
+        if value is None or (self.flag and isinstance(value, bool)):
+            return value
         if isinstance(value, Kind):
             if value.family and value.family != self.family:
                 raise fault(f"should be {self._one()} (found {with_article(value.family)})", code="slot")
@@ -98,4 +100,5 @@ class Slot:
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         # Kinds hold slots that hold kinds, so ``json_schema`` writes each family once and replaces this by a reference to it.
-        return {"x-archc-slot": {"family": self.family, "default_kind": self.default_kind, "key": self.key}}
+        marker = {"x-archc-slot": {"family": self.family, "default_kind": self.default_kind, "key": self.key}}
+        return {"anyOf": [{"type": "boolean"}, marker]} if self.flag else marker

@@ -35,7 +35,8 @@ def build(
     """The model of a spec, a graph, a file or a shipped spec's name.
 
     ``forward(input_ids, step=None, cache=None, last_only=False)``: ids (batch, seq) -> logits (batch, seq, rows), or
-    hidden states without a head. Without a cache it is the training forward. On the meta device nothing is allocated;
+    hidden states without a head; further inputs of a spec (``token_type_ids``) follow by name and are zeros when left out.
+    Without a cache it is the training forward. On the meta device nothing is allocated;
     elsewhere weights are drawn from ``seed``, or, when that is None, left unset to be loaded. Parameters are in
     ``dtype`` but for those that the graph fixes (decay parameters and correction biases stay float32). ``twin`` builds
     from the readable twins: slow, for judging.

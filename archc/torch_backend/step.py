@@ -73,6 +73,11 @@ def step_positions(step: Step | None, input_ids: Tensor) -> Tensor:
     return torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0) if step is None else step.positions
 
 
+def or_zeros(given: Tensor | None, input_ids: Tensor) -> Tensor:
+    """A further input of ids (batch, seq), all zero where the caller gives none."""
+    return torch.zeros_like(input_ids) if given is None else given
+
+
 def last_tokens(x: Tensor, step: Step | None, last_only: bool) -> Tensor:
     """(batch, seq, D), or each row's last valid token (batch, 1, D)."""
     if not last_only:

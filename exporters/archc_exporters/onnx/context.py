@@ -38,6 +38,11 @@ LENGTHS = {
 """The inputs of every file beside its caches, int64: past and valid new tokens a row, past + padded seq a row, its maximum."""
 
 
+def further_inputs(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """name -> shape of the inputs that a spec adds to those of every file: ids of a second kind, (batch, seq)."""
+    return {name: ("batch", "seq") for name in graph.inputs if name not in ("input_ids", "positions")}
+
+
 class Lowering:
     """One file in the making. ``dtype`` is the model's; ``table_rows`` is how many positions a rope table covers."""
 
@@ -45,7 +50,7 @@ class Lowering:
         self.graph, self.dtype, self.weights, self.table_rows = graph, dtype, weights, table_rows
         self.inputs = {
             name: ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(list(shape)))
-            for name, shape in LENGTHS.items()
+            for name, shape in (*LENGTHS.items(), *further_inputs(graph).items())
         }
         self.pasts: dict[str, ir.Value] = {}
         self.presents: dict[str, ir.Value] = {}

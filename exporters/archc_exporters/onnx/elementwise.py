@@ -55,7 +55,7 @@ def add(ctx: Lowering, node: Node, left: ir.Value, right: ir.Value) -> ir.Value:
     y = ctx.op("Add", *_alike(ctx, node, left, right))
     producer = y.producer()
     assert producer is not None
-    producer.meta[SAME_SHAPE] = node.inputs[0].width == node.inputs[1].width
+    producer.meta[SAME_SHAPE] = node.inputs[0].shape == node.inputs[1].shape
     return y
 
 

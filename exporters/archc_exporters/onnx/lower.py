@@ -12,7 +12,7 @@ from archc._version import __version__
 from archc.errors import GraphError
 from archc.graph.graph import Graph, join
 from archc.ir.values import Body, Node, Value
-from archc_exporters.onnx.context import OPSETS, Lowering
+from archc_exporters.onnx.context import OPSETS, Lowering, further_inputs
 from archc_exporters.onnx.fuse import fuse_residual_norms
 from archc_exporters.onnx.norm import WHOLE_WIDTH
 from archc_exporters.onnx.step import positions
@@ -36,10 +36,9 @@ def lower_graph(
         weights=weights,
         table_rows=graph.capacity(max_model_len),
     )
-    unknown = [name for name in graph.inputs if name not in ("input_ids", "positions")]
-    if unknown:
-        raise GraphError(f"{graph.name}: inputs {', '.join(unknown)} have no counterpart in the file")
-    values: dict[Value, ir.Value] = {graph.inputs["input_ids"]: ctx.inputs["input_ids"]}
+    values: dict[Value, ir.Value] = {
+        graph.inputs[name]: ctx.inputs[name] for name in ("input_ids", *further_inputs(graph))
+    }
     at = graph.inputs["positions"]
     if any(at in item.inputs for item in graph.root.items):
         values[at] = positions(ctx)

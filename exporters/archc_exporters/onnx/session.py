@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from archc_exporters.onnx.context import LENGTHS
 from archc_exporters.onnx.states import PAST, present_name
 from archc_exporters.onnx.weights import Array
 
@@ -36,10 +37,15 @@ class Conversation:
             for given in session.get_inputs()
             if given.name.startswith(PAST)
         }
+        known = (*LENGTHS, *self.caches)
+        self._further = [given.name for given in session.get_inputs() if given.name not in known]
         self._outputs = [session.get_outputs()[0].name, *(present_name(name) for name in self.caches)]
 
-    def step(self, input_ids: Array, valid: Array | None = None) -> Array:
-        """Logits (batch, seq, vocab_size) of new tokens (batch, seq), of which ``valid`` (batch,) a row are no padding."""
+    def step(self, input_ids: Array, valid: Array | None = None, **further: Array) -> Array:
+        """Logits (batch, seq, vocab_size) of new tokens (batch, seq), of which ``valid`` (batch,) a row are no padding.
+
+        ``further`` are the file's other inputs of ids, (batch, seq), zeros where left out.
+        """
         batch, seq = input_ids.shape
         new = np.full(batch, seq, np.int64) if valid is None else np.asarray(valid, np.int64)
         kv_length = self.lengths + seq
@@ -50,6 +56,7 @@ class Conversation:
             "kv_length": kv_length,
             "max_length": kv_length.max(keepdims=True),
         }
+        feeds.update({name: further.get(name, np.zeros((batch, seq), np.int64)) for name in self._further})
         result = [np.asarray(value) for value in self._session.run(self._outputs, {**feeds, **self.caches})]
         self.caches = dict(zip(self.caches, result[1:], strict=True))
         self.lengths = self.lengths + new

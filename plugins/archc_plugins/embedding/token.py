@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated, Any
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from archc.errors import GraphError
-from archc.families import Embedding
+from archc.families import Embedding, Norm
 from archc.graph.vocabulary import Builder
-from archc.ir.values import Param, Value
+from archc.ir.size import BATCH, SEQ
+from archc.ir.values import Param, TensorType, Value
+from archc.spec.slots import Slot
 from archc.spec.values import ONE, Scale
 
 
@@ -22,6 +25,8 @@ class Token(Embedding):
     num_embeddings: PositiveInt | None = None
     pad_vocab_to_multiple_of: PositiveInt | None = None
     scale: Scale = ONE
+    norm: Annotated[Any, Slot("norm", flag=True)] = False
+    type_vocab_size: NonNegativeInt = 0
 
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.num_embeddings is not None and self.pad_vocab_to_multiple_of is not None:
@@ -42,6 +47,14 @@ class Token(Embedding):
         if x.width != self.hidden_size:
             x = g.linear("embed_proj", x, self.hidden_size)
         return g.scale(x, self.scale.resolve({"hidden_size": self.hidden_size})), table
+
+    def finish(self, g: Builder, x: Value, *, norm: Norm) -> Value:
+        if self.type_vocab_size:
+            types = g.add_input("token_type_ids", TensorType((BATCH, SEQ), "int64"))
+            x = g.add(x, g.embedding("token_type_embeddings", types, self.type_vocab_size, self.hidden_size)[0])
+        if self.norm is False:
+            return x
+        return (norm if self.norm is True else self.norm).define(g, "embed_norm", x)
 
     def tied(self) -> bool:
         return self.tie_word_embeddings

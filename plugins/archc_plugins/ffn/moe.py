@@ -48,18 +48,13 @@ class MoE(FFN):
         return {**keys, "expert": {**cast("Mapping[str, Any]", expert), "intermediate_size": keys["intermediate_size"]}}
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        groups = self.router.n_group
         if self.num_experts_per_tok > self.num_experts:
             yield (
                 "num_experts_per_tok",
                 f"should be at most num_experts, {self.num_experts} (found {self.num_experts_per_tok})",
             )
-        if self.num_experts % groups:
-            yield "router", f"n_group {groups} does not divide num_experts {self.num_experts}"
-        elif self.num_experts >= self.num_experts_per_tok > self.router.topk_group * (self.num_experts // groups):
-            yield "router", f"topk_group {self.router.topk_group} leaves fewer experts than num_experts_per_tok"
-        elif self.router.group_score == "top2_sum" and self.router.topk_group < groups == self.num_experts:
-            yield "router", "group_score top2_sum needs two experts in a group; here each group is one"
+        for field, message in self.router.misfits(self.num_experts, self.num_experts_per_tok):
+            yield f"router.{field}", message
         if self.expert.as_expert() is None:
             yield "expert", f"{self.expert.kind_name} can't be an expert: it is no gated feed-forward"
         if self.shared_intermediate_size is not None and not self.num_shared_experts:
@@ -83,7 +78,7 @@ class MoE(FFN):
             intermediate_size=self.intermediate_size,
             activation=activation,
             bias=bias,
-            weight_on=self.router.weight_on,
+            weight_on=self.router.weighs(),
         )
         y = g.experts("experts", inner, indices, weights, op)
         if self.latent_size is not None:

@@ -55,7 +55,7 @@ class GQA(Mixer):
             k = self.norm.define(g, "k_norm", k, head_dim=head_dim)
         q, k = (self.position.rotate(g, t, head_dim=d) for t in (q, k))
         if self.qk_norm == "unit":
-            q, k = (g.rms_norm("", t, eps=self.norm.eps, head_dim=d, weight=False) for t in (q, k))
+            q, k = (g.rms_norm("", t, eps=self.norm.epsilon(), head_dim=d, weight=False) for t in (q, k))
         if self.query_temperature is not None:
             q = g.query_temperature(q, scale=self.query_temperature.scale, floor=self.query_temperature.floor)
         o = g.attention(

@@ -33,4 +33,4 @@ class KDA(Mixer):
             gate = g.linear("g_proj", x, width, axis="heads")
         else:
             gate = g.linear("g_b_proj", g.linear("g_a_proj", x, d), width, axis="heads")
-        return g.linear("o_proj", g.gated_norm("o_norm", o, gate, head_dim=d, eps=self.norm.eps), x.width)
+        return g.linear("o_proj", g.gated_norm("o_norm", o, gate, head_dim=d, eps=self.norm.epsilon()), x.width)

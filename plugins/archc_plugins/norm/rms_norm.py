@@ -15,5 +15,8 @@ class RMSNorm(Norm):
     eps: PositiveFloat
     weight_offset: float = 0.0
 
+    def epsilon(self) -> float:
+        return self.eps
+
     def define(self, g: Builder, name: str, x: Value, *, head_dim: int | None = None) -> Value:
         return g.rms_norm(name, x, eps=self.eps, weight_offset=self.weight_offset, head_dim=head_dim)

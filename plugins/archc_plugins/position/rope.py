@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from archc.errors import GraphError
 from archc.families import Position
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Value
@@ -29,6 +30,10 @@ class Rope(Position):
     def rotate(
         self, g: Builder, x: Value, *, head_dim: int, dim: int | None = None, offset: int | None = None
     ) -> Value:
+        if dim is not None and (self.trailing or self.partial_rotary_factor != 1.0):
+            raise GraphError(
+                "this mixer says which channels turn: partial_rotary_factor and trailing have no place here"
+            )
         turned = int(head_dim * self.partial_rotary_factor) if dim is None else dim
         start = (head_dim - turned if self.trailing else 0) if offset is None else offset
         if self.scaling is None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
+from archc.families import Router
 from archc.ops.moe import Route
-from archc.spec.kind import Kind
 
 
-class TopK(Kind):
+class TopK(Router):
     """The k best experts a token by a learned score; grouped choice and correction bias as DeepSeek-V3, arXiv 2412.19437.
 
     A softmax over the chosen logits alone equals a softmax over all with ``norm_topk_prob``.
     """
-
-    family: ClassVar[str] = "router"
 
     scoring_func: Literal["softmax", "sigmoid", "sqrtsoftplus"]
     norm_topk_prob: bool
@@ -32,6 +30,21 @@ class TopK(Kind):
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.topk_group > self.n_group:
             yield "topk_group", f"should be at most n_group, {self.n_group} (found {self.topk_group})"
+
+    def misfits(self, num_experts: int, top_k: int) -> Iterator[tuple[str, str]]:
+        groups = self.n_group
+        if num_experts % groups:
+            yield "n_group", f"should divide num_experts, {num_experts} (found {groups})"
+        elif num_experts >= top_k > self.topk_group * (num_experts // groups):
+            yield (
+                "topk_group",
+                f"leaves {self.topk_group * (num_experts // groups)} experts, fewer than num_experts_per_tok",
+            )
+        elif self.group_score == "top2_sum" and self.topk_group < groups == num_experts:
+            yield "n_group", "leaves one expert a group, and group_score top2_sum needs two"
+
+    def weighs(self) -> Literal["output", "input"]:
+        return self.weight_on
 
     def route(self, num_experts: int, top_k: int) -> Route:
         """The op for so many experts."""
