@@ -9,15 +9,19 @@ from typing import Any
 
 from archc import registry
 from archc.spec.merge import EXTENDS, NAMED_SECTIONS
+from archc.spec.near import with_article
 from archc.spec.nodes import is_list, is_mapping
 from archc.spec.schema import Spec
-from archc.spec.slots import Slot
+from archc.spec.slots import MARKER, Slot
+from archc.spec.values import TYPE_NAME
 
 Schema = dict[str, Any]
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _AMENDS = "amends."
 _NULL: Schema = {"type": "null"}
+_PARENT = "Path of another spec, relative to this file, that this one amends."
+_SIBLING = "Name of {} whose keys this one takes; keys written here replace those whole."
 _TRACKS: list[Schema] = [{"required": ["mixer", "ffn"]}, {"required": ["layers"]}]
 
 
@@ -53,14 +57,19 @@ class _Writer:
     def definitions(self) -> dict[str, Schema]:
         """All definitions that a spec can reach."""
         spec = self._model(Spec.model_json_schema(), family="")
-        spec["properties"][EXTENDS] = {"type": ["string", "null"]}
+        spec["properties"][EXTENDS] = {"description": _PARENT, "type": ["string", "null"]}
         for section in NAMED_SECTIONS:
             family = section.removesuffix("s")
             entry = {"$ref": self._family_ref(Slot(family), entry=True)}
-            spec["properties"][section] = {"type": "object", "additionalProperties": entry}
+            named = spec["properties"][section]
+            spec["properties"][section] = {
+                "description": named.get("description", ""),
+                "type": "object",
+                "additionalProperties": entry,
+            }
         if self.requires:
             self.done["Stack"]["anyOf"] = _TRACKS
-            spec["properties"]["stack"] = {"allOf": [spec["properties"]["stack"], {"required": ["block"]}]}
+            spec["properties"]["stack"]["required"] = ["block"]
         self.done[f"{self.prefix}spec"] = spec
         while self._waiting:
             name, slot = self._waiting.pop()
@@ -79,14 +88,14 @@ class _Writer:
             return [self._resolved(item, family) for item in node]
         if not is_mapping(node):
             return node
-        if "x-archc-slot" in node:
-            return {"$ref": self._family_ref(Slot(**node["x-archc-slot"]), inside=family)}
+        if MARKER in node:
+            return {"$ref": self._family_ref(Slot(**node[MARKER]), inside=family)}
         if "$ref" in node:
             return {"$ref": node["$ref"].replace("#/$defs/", f"#/$defs/{self.prefix}")}
         found: Schema = {
             key: self._resolved(value, family)
             for key, value in node.items()
-            if key not in ("title", "default", "properties")
+            if key not in ("title", "default", "properties", TYPE_NAME)
         }
         if "properties" in node:
             required = found.pop("required", [])
@@ -99,10 +108,11 @@ class _Writer:
         return found
 
     def _member(self, schema: Schema, family: str, *, optional: bool) -> Schema:
-        resolved = self._resolved(schema, family)
+        meaning: Schema = {"description": schema["description"]} if "description" in schema else {}
+        resolved = self._resolved({key: value for key, value in schema.items() if key != "description"}, family)
         if not optional or _NULL in resolved.get("anyOf", ()):
-            return resolved
-        return {"anyOf": [resolved, _NULL]}
+            return {**meaning, **resolved}
+        return {**meaning, "anyOf": [resolved, _NULL]}
 
     def _family_ref(self, slot: Slot, *, entry: bool = False, inside: str = "") -> str:
         """Where a family's alternatives are; a kind inside one of its own family gets keys from it, so none is required."""
@@ -128,7 +138,7 @@ class _Writer:
             # Merged into the kind's own properties: beside an allOf branch that forbids extras every valid spec would be wrong.
             properties = {slot.key: {"const": kind}, **schema["properties"]}
             if entry:
-                properties[EXTENDS] = {"type": "string"}
+                properties[EXTENDS] = {"description": _SIBLING.format(with_article(slot.family)), "type": "string"}
             whole = {**schema, "properties": properties}
             if self.requires and entry:
                 alternatives.append({**whole, "required": [EXTENDS]})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic_core import core_schema
 
 from archc.spec.faults import fault, faults
 from archc.spec.nodes import Path, is_mapping
@@ -27,6 +28,22 @@ class Section(BaseModel):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
         cls._tuples = frozenset(name for name, field in cls.model_fields.items() if _holds_tuple(field.annotation))
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler, /
+    ) -> dict[str, Any]:
+        # Only schemas and manuals need it, and it reads source files.
+        from archc.spec.described import described, summary
+
+        found = handler.resolve_ref_schema(handler(schema))
+        found["description"] = summary(cls)
+        meanings = described(cls)
+        for name, field in cls.model_fields.items():
+            member = found.get("properties", {}).get(field.alias or name)
+            if member is not None and name in meanings:
+                member["description"] = meanings[name]
+        return found
 
     @model_validator(mode="before")
     @classmethod

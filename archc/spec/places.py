@@ -53,7 +53,7 @@ def model_at(root: Node, path: Path) -> Model | None:
         elif slot is not None:
             model = _kind_of(slot, node)
         else:
-            model = next(_models(field.annotation), None)
+            model = next(models_in(field.annotation), None)
     return None if entry is not None else model
 
 
@@ -86,8 +86,9 @@ def _slots(parts: Any) -> Iterator[Slot]:
         yield from _slots(get_args(part))
 
 
-def _models(annotation: Any) -> Iterator[Model]:
+def models_in(annotation: Any) -> Iterator[Model]:
+    """The classes of mappings in a field's type."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
-        yield from _models(part)
+        yield from models_in(part)

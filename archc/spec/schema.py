@@ -14,7 +14,7 @@ from archc.spec.nodes import is_mapping
 from archc.spec.patterns import MAX_LAYERS, joined
 from archc.spec.schedule import Found, LayerPlan, Names, check_names, check_stack, plans
 from archc.spec.slots import Slot
-from archc.spec.values import Dtype
+from archc.spec.values import TYPE_NAME, Dtype
 
 PLACED_SECTIONS = ("stack", "mtp")
 
@@ -29,7 +29,12 @@ def _pattern_text(value: Any) -> Any:
 Pattern = Annotated[
     str,
     BeforeValidator(_pattern_text),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
+            TYPE_NAME: "pattern",
+        }
+    ),
 ]
 """A layer pattern as text. ``schedule`` judges it, since that takes the names and the number of layers."""
 
@@ -41,37 +46,62 @@ class Stack(Section):
     """
 
     num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    """Layers; for half-layers, half-layers."""
     block: Annotated[Any, Slot("block")] = None
+    """Residual layout of every layer whose mixer states none. Default: **required** (mtp: the stack's)."""
     mixer: Pattern | None = None
+    """First sub-layer of each layer, by the names in mixers. Default: **required**, or layers."""
     ffn: Pattern | None = None
+    """Last sub-layer of each layer, by the names in ffns. Default: **required**, or layers."""
     layers: Pattern | None = None
+    """Both tracks in one, of mixer, ffn or mixer+ffn; instead of mixer and ffn."""
     final_norm: bool | None = None
+    """Whether a norm follows the last layer. Default: the block's: false where its layers end in a norm."""
     mask: Literal["causal"] = "causal"
+    """What a token may see."""
     position: Annotated[Any, Slot("position")] = None
+    """This stack's own, used whole. Default: the spec's."""
     norm: Annotated[Any, Slot("norm")] = None
+    """This stack's own, used whole. Default: the spec's."""
     cache: Annotated[Any, Slot("cache", default_kind="full", key="policy")] = None
+    """This stack's own, used whole. Default: the spec's."""
 
 
 class Spec(Section):
     """One architecture. Values of slots are instances of the installed kinds."""
 
     spec_version: Literal[1]
+    """Version of this language."""
     name: Annotated[str, Field(min_length=1)]
+    """Name of the architecture; a child states its own."""
     description: str = ""
+    """One line, with the paper."""
     dtype: Dtype = "bfloat16"
+    """dtype of weights and activations."""
     max_position_embeddings: Annotated[int, Field(ge=1)] | None = None
+    """Context length the model was made for; rows of a learned table."""
     tokenizer: Annotated[Any, Slot("tokenizer")]
+    """What turns input into ids."""
     embedding: Annotated[Any, Slot("embedding", default_kind="token")]
+    """What turns ids into vectors; the width of the model is stated here."""
     position: Annotated[Any, Slot("position")]
+    """How order is seen; default of every mixer."""
     norm: Annotated[Any, Slot("norm")]
+    """Normalisation everywhere unless a stack or a mixer states its own."""
     mixers: Annotated[dict[str, Annotated[Any, Slot("mixer")]], Field(min_length=1)]
+    """Token mixers, named once and placed by the stack."""
     ffns: dict[str, Annotated[Any, Slot("ffn")]] = Field(default_factory=dict)
+    """Feed-forwards, likewise. Default: empty."""
     stack: Stack
+    """The one stack of a decoder-only model."""
     mtp: Stack | None = None
+    """Multi-token-prediction layers after the stack; counted apart."""
     head: Annotated[Any, Slot("head", default_kind="lm")] = Field(default_factory=dict, validate_default=True)
+    """What reads the last layer. Default: lm."""
     cache: Annotated[Any, Slot("cache", default_kind="full", key="policy")] = Field(
         default_factory=dict, validate_default=True
     )
+    """How declared state is stored. Default: policy full."""
 
     def schedule(self) -> tuple[LayerPlan, ...]:
         """The stack's layers, first to last."""

@@ -15,6 +15,9 @@ from archc.spec.near import with_article
 from archc.spec.nodes import is_mapping
 from archc.spec.scalars import shortened
 
+MARKER = "x-archc-slot"
+"""Where pydantic's schema of a model has a slot."""
+
 
 class Slot:
     """Takes an instance, a mapping that names its kind under ``key``, or the bare name, and gives an instance of that kind.
@@ -100,5 +103,5 @@ class Slot:
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         # Kinds hold slots that hold kinds, so ``json_schema`` writes each family once and replaces this by a reference to it.
-        marker = {"x-archc-slot": {"family": self.family, "default_kind": self.default_kind, "key": self.key}}
+        marker = {MARKER: {"family": self.family, "default_kind": self.default_kind, "key": self.key}}
         return {"anyOf": [{"type": "boolean"}, marker]} if self.flag else marker

@@ -16,6 +16,9 @@ from archc.spec.near import nearest
 from archc.spec.scalars import shortened
 from archc.units import SHORT_DTYPES, SPEC_DTYPES
 
+TYPE_NAME = "x-archc-type"
+"""What the manual calls a type with a notation of its own; no part of the JSON Schema that is written."""
+
 _NUMBER = r"(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _SCALE = re.compile(
     rf"(?P<top>[-+]?(?:{_NUMBER}))?(?P<slash>/)?(?:(?P<bottom>{_NUMBER})|sqrt\((?P<root>{_NUMBER}|[a-z][a-z0-9_]*)\))?"
@@ -113,7 +116,7 @@ class Scale:
     def __get_pydantic_json_schema__(
         cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {"anyOf": [{"type": "number"}, {"type": "string", "pattern": _SCALE_PATTERN}]}
+        return {"anyOf": [{"type": "number"}, {"type": "string", "pattern": _SCALE_PATTERN}], TYPE_NAME: "scale"}
 
 
 ONE = Scale(1)
@@ -139,5 +142,5 @@ def _known_dtype(name: str) -> str:
     raise fault(f"unknown (found {shortened(name)})", hint, code="dtype")
 
 
-Dtype = Annotated[str, AfterValidator(_known_dtype), WithJsonSchema({"enum": list(SPEC_DTYPES)})]
+Dtype = Annotated[str, AfterValidator(_known_dtype), WithJsonSchema({"enum": list(SPEC_DTYPES), TYPE_NAME: "dtype"})]
 """Torch's name of a dtype that a spec may state."""

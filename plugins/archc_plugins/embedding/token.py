@@ -20,13 +20,21 @@ class Token(Embedding):
     """A row a token id; rows may exceed the ids, and the table may be narrower than the model."""
 
     hidden_size: PositiveInt
+    """Width of the residual stream."""
     tie_word_embeddings: bool
+    """The head reads this table instead of one of its own."""
     embedding_size: PositiveInt | None = None
+    """Width of the table where it is another; a projection follows. Default: hidden_size."""
     num_embeddings: PositiveInt | None = None
+    """Rows of the table. Default: the tokenizer's vocab_size, rounded up by pad_vocab_to_multiple_of."""
     pad_vocab_to_multiple_of: PositiveInt | None = None
+    """Rows are rounded up to a multiple of this. Default: none."""
     scale: Scale = ONE
+    """Factor on the rows that are read."""
     norm: Annotated[Any, Slot("norm", flag=True)] = False
+    """A norm after the embedding; true: the spec's kind."""
     type_vocab_size: NonNegativeInt = 0
+    """Rows of a second table, for token types."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.num_embeddings is not None and self.pad_vocab_to_multiple_of is not None:

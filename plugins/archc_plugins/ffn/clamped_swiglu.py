@@ -14,10 +14,15 @@ class ClampedSwiGLU(FFN):
     """gpt-oss (arXiv 2508.10925): W2 (g sigmoid(alpha g) (u + up_offset)), g = Wg x at most L, u = Wu x within L."""
 
     intermediate_size: PositiveInt
+    """Width between its projections."""
     limit: PositiveFloat
+    """The gate is at most this, the other branch within plus and minus this."""
     alpha: PositiveFloat = 1.0
+    """Factor inside the sigmoid (gpt-oss: 1.702)."""
     up_offset: float = 0.0
+    """Added to the other branch (gpt-oss: 1)."""
     bias: bool = False
+    """Whether its projections have biases."""
 
     def define(self, g: Builder, x: Value) -> Value:
         gating, bias = self.as_expert()

@@ -19,15 +19,25 @@ class MoE(FFN):
     """Mixture of experts: routed ones chosen a token, shared ones always on (DeepSeekMoE, arXiv 2401.06066)."""
 
     num_experts: PositiveInt
+    """Routed experts."""
     num_experts_per_tok: PositiveInt
+    """Experts chosen a token."""
     intermediate_size: PositiveInt
+    """Width of one expert."""
     expert: Annotated[Any, Slot("ffn", default_kind="swiglu")] = None
+    """What an expert is; its width is given above. Default: swiglu."""
     num_shared_experts: NonNegativeInt = 0
+    """Experts that are always on, held as one wide one."""
     shared_intermediate_size: PositiveInt | None = None
+    """Their width together. Default: num_shared_experts x intermediate_size."""
     shared_gate: bool = False
+    """Their output is multiplied by sigmoid(w x) (Qwen)."""
     latent_size: PositiveInt | None = None
+    """Width in which the routed experts work. Default: the model's."""
     latent_norm: bool = False
+    """A norm in that width."""
     router: Annotated[Any, Slot("router", default_kind="topk")]
+    """What chooses and weighs the experts; its kind is topk unless stated."""
 
     @model_validator(mode="before")
     @classmethod

@@ -16,8 +16,11 @@ class SwiGLU(FFN):
     """Gated feed-forward, arXiv 2002.05202: W2 (act(Wg x) Wu x)."""
 
     intermediate_size: PositiveInt
+    """Width between its projections."""
     activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"] = "silu"
+    """Activation of the gate."""
     bias: bool = False
+    """Whether its projections have biases."""
 
     def define(self, g: Builder, x: Value) -> Value:
         gating, bias = self.as_expert()

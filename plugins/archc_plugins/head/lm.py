@@ -14,8 +14,11 @@ class LM(Head):
     """One logit a row of the vocabulary table, which may be the embedding's own."""
 
     bias: bool = False
+    """A bias on the logits."""
     logit_scale: Scale = ONE
+    """Factor on the logits."""
     final_logit_softcapping: PositiveFloat | None = None
+    """Logits z become c tanh(z / c). Default: none."""
 
     def define(self, g: Builder, x: Value, *, table: Param, tied: bool) -> Value:
         hidden_size = x.width

@@ -15,10 +15,15 @@ class KDA(Mixer):
     """Kimi Delta Attention, arXiv 2510.26692: gated delta rule, a decay a key channel. State a layer: heads x K x V, fixed."""
 
     num_heads: PositiveInt
+    """Heads."""
     head_dim: PositiveInt
+    """Channels of a query, key and value head."""
     conv_kernel: Annotated[int, Field(ge=2)] = 4
+    """Columns of the short convolutions."""
     full_rank_gate: bool = False
+    """The output gate is one full matrix instead of two of rank head_dim."""
     decay_floor: Annotated[float, Field(lt=0)] | None = None
+    """Lower bound of the log decay. Default: none."""
 
     def define(self, g: Builder, x: Value) -> Value:
         width, d = self.num_heads * self.head_dim, self.head_dim

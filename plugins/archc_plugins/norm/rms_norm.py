@@ -13,7 +13,9 @@ class RMSNorm(Norm):
     """Root-mean-square norm, arXiv 1910.07467: x / sqrt(mean x^2 + eps) (weight_offset + w)."""
 
     eps: PositiveFloat
+    """Added to the mean square before the root."""
     weight_offset: float = 0.0
+    """The weight is offset + w (Gemma, Qwen3-Next: 1)."""
 
     def epsilon(self) -> float:
         return self.eps

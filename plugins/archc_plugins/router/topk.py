@@ -18,14 +18,23 @@ class TopK(Router):
     """
 
     scoring_func: Literal["softmax", "sigmoid", "sqrtsoftplus"]
+    """How logits become scores."""
     norm_topk_prob: bool
+    """The chosen weights are divided by their sum (softmax of the chosen logits is softmax with true)."""
     routed_scaling_factor: PositiveFloat = 1.0
+    """Factor on the weights."""
     correction_bias: bool = False
+    """A bias that counts for the choice only; kept up by training code, not by gradients."""
     bias: bool = False
+    """A bias on the logits (gpt-oss)."""
     n_group: PositiveInt = 1
+    """Groups of experts."""
     topk_group: PositiveInt = 1
+    """Groups that stay in the choice."""
     group_score: Literal["max", "top2_sum"] = "top2_sum"
+    """What a group is judged by: its best expert, or its two best together."""
     weight_on: Literal["output", "input"] = "output"
+    """Where the weight is applied: to an expert's output, or to its input (Llama 4)."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.topk_group > self.n_group:
