@@ -24,7 +24,7 @@ def expand(spec: Spec) -> Graph:
     Raises:
         GraphError: a kind builds something illegal; the message names the scope and the op.
     """
-    g = Builder()
+    g = Builder(max_position_embeddings=spec.max_position_embeddings)
     ids = spec.tokenizer.ids()
     x, table = spec.embedding.define(g, g.sources["input_ids"], vocab_size=ids)
     surroundings = _Surroundings(spec, spec.stack)
@@ -118,7 +118,7 @@ def _mtp(spec: Spec) -> Graph:
     Its table and head are the model's own and are not counted again.
     """
     assert spec.mtp is not None
-    g = Builder()
+    g = Builder(max_position_embeddings=spec.max_position_embeddings)
     around = _Surroundings(spec, spec.mtp)
     width: int = spec.embedding.hidden_size
     kind = TensorType((BATCH, SEQ, width))

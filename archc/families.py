@@ -66,8 +66,8 @@ class Scaling(Kind):
     family: ClassVar[str] = "scaling"
 
     @abstractmethod
-    def frequencies(self, theta: float, dim: int) -> tuple[float, ...]:
-        """The dim / 2 frequencies."""
+    def frequencies(self, theta: float, dim: int, *, length: int | None) -> tuple[float, ...]:
+        """The dim / 2 frequencies of a model made for ``length`` tokens, the spec's ``max_position_embeddings``."""
 
     def attention_factor(self) -> float:
         """Factor on cos and sin."""

@@ -23,7 +23,7 @@ from archc.ops.elementwise import (
 from archc.ops.linear import Embedding, Linear
 from archc.ops.linear_attention import CausalConv, LinearAttention, LogDecay
 from archc.ops.moe import Experts, Route
-from archc.ops.norm import GatedNorm, L2Norm, RMSNorm
+from archc.ops.norm import GatedNorm, L2Norm, LayerNorm, RMSNorm
 from archc.ops.rotary import QueryTemperature, RopeTable, Rotary
 
 
@@ -31,11 +31,12 @@ class Builder(Tracer):
     """What ``define`` calls.
 
     ``cache_dtype`` and ``state_dtype`` are those of the cache policy that rules the open mixer, ``norm`` places the norm
-    that rules the open layer.
+    that rules the open layer. ``max_position_embeddings`` is the length that the model is made for, where the spec says it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_position_embeddings: int | None = None) -> None:
         super().__init__()
+        self.max_position_embeddings = max_position_embeddings
         self.cache_dtype = MODEL_DTYPE
         self.state_dtype = "float32"
         self.norm: Callable[[str, Value], Value] = self._no_norm
@@ -83,6 +84,10 @@ class Builder(Tracer):
         """RMS norm over the last dimension, or over each head of it; without ``weight`` it needs no name."""
         op = RMSNorm(eps=eps, weight_offset=weight_offset, head_dim=head_dim, weight=weight)
         return self.emit(op, (x,), name=name)[0]
+
+    def layer_norm(self, name: str, x: Value, *, eps: float, bias: bool = True, head_dim: int | None = None) -> Value:
+        """Layer norm over the last dimension, or over each head of it."""
+        return self.emit(LayerNorm(eps=eps, bias=bias, head_dim=head_dim), (x,), name=name)[0]
 
     def gated_norm(self, name: str, x: Value, gate: Value, *, head_dim: int, eps: float, act: str = "sigmoid") -> Value:
         """``rms_norm(x) w act(gate)``, a head at a time."""

@@ -39,6 +39,25 @@ class RMSNorm(Op):
 
 
 @op
+class LayerNorm(Op):
+    """``w (x - mean x) / sqrt(var x + eps) + b``, over ``head_dim`` channels where given (arXiv 1607.06450)."""
+
+    op_name = "layer_norm"
+    eps: float
+    bias: bool = True
+    head_dim: int | None = None
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        _check_heads(self.op_name, inputs[0], self.head_dim)
+        return (inputs[0],)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        shape, axes = (self.head_dim or inputs[0].width,), (None if self.head_dim else inputs[0].axis,)
+        params = {"weight": Param("weight", shape, axes=axes, init="ones")}
+        return params | {"bias": Param("bias", shape, axes=axes, init="zeros")} if self.bias else params
+
+
+@op
 class GatedNorm(Op):
     """``rms_norm(x) w act(gate)`` a head, the output of a linear mixer; inputs (x, gate)."""
 

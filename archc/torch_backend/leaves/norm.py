@@ -41,6 +41,27 @@ class RMSNorm(nn.Module):
         return f"{tuple(self.weight.shape)}, eps={self.eps}"
 
 
+class LayerNorm(nn.Module):
+    """Over the whole width, or over each head of it."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, op: ops.LayerNorm) -> None:
+        super().__init__()
+        self.eps, self.head_dim = op.eps, op.head_dim
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # torch's kernel takes mean and variance in float32 whatever the input's dtype.
+        heads = x if self.head_dim is None else x.unflatten(-1, (-1, self.head_dim))
+        y = functional.layer_norm(heads, heads.shape[-1:], self.weight, self.bias, self.eps)
+        return y if self.head_dim is None else y.flatten(-2)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.eps}{'' if self.bias is not None else ', bias=False'}"
+
+
 class GatedNorm(nn.Module):
     """``rms_norm(x) w act(gate)`` a head."""
 
@@ -76,6 +97,14 @@ def rms_norm(node: Node, context: Context) -> nn.Module | Function:
         return Function(weightless_rms, {"head_dim": op.head_dim or node.inputs[0].width, "eps": op.eps})
     module = RMSNorm(op)
     context.register(module, node.params["weight"], "weight")
+    return module
+
+
+def layer_norm(node: Node, context: Context) -> nn.Module:
+    assert isinstance(node.op, ops.LayerNorm)
+    module = LayerNorm(node.op)
+    for role, param in node.params.items():
+        context.register(module, param, role)
     return module
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -25,7 +27,16 @@ def rms_norm(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     else:
         weight = ctx.constant(np.ones(op.head_dim or width, NUMPY_DTYPES[ctx.dtype]))
     ctx.note(WHOLE_WIDTH if op.head_dim is None else "RMSNormalization between two Reshapes, a head at a time")
-    return _per_head(ctx, x, weight, width, op.head_dim, op.eps)
+    return _per_head(ctx, x, [weight], width, op.head_dim, op.eps)
+
+
+def layer_norm(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
+    """LayerNormalization over the width, or over each head of it; onnxruntime itself joins it with the sum before it."""
+    op, name = node.op, "LayerNormalization"
+    assert isinstance(op, ops.LayerNorm)
+    ctx.note(name if op.head_dim is None else f"{name} between two Reshapes, a head at a time")
+    weights = [ctx.weight(node, role) for role in node.params]
+    return _per_head(ctx, x, weights, node.inputs[0].width, op.head_dim, op.eps, op_type=name)
 
 
 def gated_norm(ctx: Lowering, node: Node, x: ir.Value, gate: ir.Value) -> ir.Value:
@@ -37,7 +48,7 @@ def gated_norm(ctx: Lowering, node: Node, x: ir.Value, gate: ir.Value) -> ir.Val
         ctx.note("GatedRMSNorm: norm, weight and gate in one kernel")
         return ctx.op("GatedRMSNorm", x, weight, gate, domain=MS, epsilon=op.eps, activation=op.function)
     ctx.note(f"RMSNormalization and Mul: GatedRMSNorm has no {op.function}")
-    y = _per_head(ctx, x, weight, node.inputs[0].width, op.head_dim, op.eps)
+    y = _per_head(ctx, x, [weight], node.inputs[0].width, op.head_dim, op.eps)
     return ctx.op("Mul", y, activate(ctx, gate, op.function))
 
 
@@ -47,7 +58,7 @@ def l2_norm(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     assert isinstance(op, ops.L2Norm)
     ctx.note("RMSNormalization with weight 1/sqrt(d) and epsilon eps/d: LpNormalization has no epsilon")
     weight = ctx.constant(np.full(op.head_dim, op.head_dim**-0.5, NUMPY_DTYPES[ctx.dtype]))
-    return _per_head(ctx, x, weight, node.inputs[0].width, op.head_dim, op.eps / op.head_dim)
+    return _per_head(ctx, x, [weight], node.inputs[0].width, op.head_dim, op.eps / op.head_dim)
 
 
 def _rms_weight(ctx: Lowering, node: Node, op: ops.RMSNorm) -> ir.Value:
@@ -60,8 +71,17 @@ def _rms_weight(ctx: Lowering, node: Node, op: ops.RMSNorm) -> ir.Value:
     return ctx.weight(node, "weight", tag="shifted", transform=shifted)
 
 
-def _per_head(ctx: Lowering, x: ir.Value, weight: ir.Value, width: int, head_dim: int | None, eps: float) -> ir.Value:
+def _per_head(
+    ctx: Lowering,
+    x: ir.Value,
+    weights: Sequence[ir.Value],
+    width: int,
+    head_dim: int | None,
+    eps: float,
+    *,
+    op_type: str = "RMSNormalization",
+) -> ir.Value:
     if head_dim is None or head_dim == width:
-        return ctx.op("RMSNormalization", x, weight, axis=-1, epsilon=eps)
+        return ctx.op(op_type, x, *weights, axis=-1, epsilon=eps)
     heads = ctx.op("Reshape", x, ctx.ints(0, 0, width // head_dim, head_dim))
-    return ctx.op("Reshape", ctx.op("RMSNormalization", heads, weight, axis=-1, epsilon=eps), ctx.ints(0, 0, width))
+    return ctx.op("Reshape", ctx.op(op_type, heads, *weights, axis=-1, epsilon=eps), ctx.ints(0, 0, width))

@@ -6,6 +6,7 @@ from archc.families import Block, NormLayer, SubLayer
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Value
 from archc.spec.values import ONE, Scale
+from archc_plugins.block.joining import join
 
 
 class PreNorm(Block):
@@ -16,13 +17,9 @@ class PreNorm(Block):
     mixer_norm: bool = True
 
     def define(self, g: Builder, x: Value, *, mixer: SubLayer | None, ffn: SubLayer | None, norm: NormLayer) -> Value:
-        branch, skip = (
-            scale.resolve({"hidden_size": x.width}) for scale in (self.residual_multiplier, self.skip_multiplier)
-        )
+        skip, branch = self.skip_multiplier, self.residual_multiplier
         if mixer is not None:
-            y = mixer(norm("mixer_norm", x) if self.mixer_norm else x)
-            x = g.add(g.scale(x, skip), g.scale(y, branch))
+            x = join(g, x, mixer(norm("mixer_norm", x) if self.mixer_norm else x), skip=skip, branch=branch)
         if ffn is not None:
-            y = ffn(norm("ffn_norm", x))
-            x = g.add(g.scale(x, skip), g.scale(y, branch))
+            x = join(g, x, ffn(norm("ffn_norm", x)), skip=skip, branch=branch)
         return x

@@ -39,7 +39,8 @@ class Rope(Position):
         if self.scaling is None:
             frequencies, factor = base_frequencies(self.theta, turned), 1.0
         else:
-            frequencies, factor = self.scaling.frequencies(self.theta, turned), self.scaling.attention_factor()
+            frequencies = self.scaling.frequencies(self.theta, turned, length=g.max_position_embeddings)
+            factor = self.scaling.attention_factor()
         style = "interleaved" if self.interleaved else "half"
         table = g.rope_table(frequencies, factor)
         return g.rotary(x, table, head_dim=head_dim, dim=turned, offset=start, style=style)

@@ -14,5 +14,5 @@ class Linear(Scaling):
 
     factor: Annotated[float, Field(ge=1)]
 
-    def frequencies(self, theta: float, dim: int) -> tuple[float, ...]:
+    def frequencies(self, theta: float, dim: int, *, length: int | None) -> tuple[float, ...]:
         return tuple(theta ** (-2 * i / dim) / self.factor for i in range(dim // 2))

@@ -23,7 +23,7 @@ class Llama3(Scaling):
         if self.high_freq_factor < self.low_freq_factor:
             yield "high_freq_factor", f"should be at least low_freq_factor, {self.low_freq_factor}"
 
-    def frequencies(self, theta: float, dim: int) -> tuple[float, ...]:
+    def frequencies(self, theta: float, dim: int, *, length: int | None) -> tuple[float, ...]:
         return tuple(self._scaled(theta ** (-2 * i / dim)) for i in range(dim // 2))
 
     def _scaled(self, frequency: float) -> float:

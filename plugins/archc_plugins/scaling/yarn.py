@@ -32,7 +32,7 @@ class Yarn(Scaling):
         if self.beta_fast <= self.beta_slow:
             yield "beta_fast", f"should be more than beta_slow, {self.beta_slow}"
 
-    def frequencies(self, theta: float, dim: int) -> tuple[float, ...]:
+    def frequencies(self, theta: float, dim: int, *, length: int | None) -> tuple[float, ...]:
         low, high = self._turning_point(self.beta_fast, theta, dim), self._turning_point(self.beta_slow, theta, dim)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
