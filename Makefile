@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= demo-out
 
-.PHONY: help install demo test check lint types imports tests bench clean
+.PHONY: help install demo test check lint types imports tests bench schema clean
 
 help:
 	@echo "make demo    build, estimate, export and run the tiny 3:1 KDA:MLA hybrid"
 	@echo "make test    everything CI runs: ruff, ruff format, pyright, lint-imports, pytest"
 	@echo "make bench   figures against peers, as ratios in one run (minutes; wants a quiet machine)"
+	@echo "make schema  rewrite specs/archc-spec.schema.json and the tables of docs/language.md from the installed kinds"
 	@echo "make clean   remove what the targets made"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -42,6 +43,9 @@ tests: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
+
+schema: $(STAMP)
+	$(BIN)/python docs/reference.py
 
 clean:
 	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache .hypothesis build dist

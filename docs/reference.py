@@ -26,7 +26,8 @@ def language_text(page: str) -> str:
     """The page with its tables of keys replaced by those of the installed kinds."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert begin and end, f"{LANGUAGE.name} lacks the marks around its tables"
+    assert begin, f"{LANGUAGE.name} lacks {BEGIN}"
+    assert end, f"{LANGUAGE.name} lacks {END}"
     return f"{before}{begin}\n{manual()}\n{end}{after}"
 
 

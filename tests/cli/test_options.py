@@ -31,7 +31,7 @@ OPTIONS = {
         "--set",
         "--json",
     ],
-    "schema": ["--output"],
+    "schema": ["--output", "--markdown"],
     "plugins": ["--family", "--verbose", "--json"],
 }
 

@@ -1,0 +1,105 @@
+"""What is generated of the language is current, and what is written by hand holds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from archc import registry
+from archc.cli.main import archc
+from archc.spec.described import described
+from archc.spec.load import load_spec, loads_spec
+from archc.spec.patterns import copies, expand, parse
+from archc.spec.reader import read_file
+from archc.spec.schema import Spec, Stack
+from archc.spec.shipped import shipped_specs
+from archc.spec.slots import Slot
+
+ROOT = Path(__file__).parents[2]
+Blocks = Callable[[str, str], list[str]]
+KINDS = [(family, name) for family in registry.FAMILIES for name in registry.names(family)]
+FIRST_LINE = "# yaml-language-server: $schema="
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    where = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    assert where is not None
+    assert where.loader is not None
+    module = importlib.util.module_from_spec(where)
+    where.loader.exec_module(module)
+    return module
+
+
+def test_the_schema_file_is_that_of_the_installed_kinds(reference: ModuleType):
+    text = reference.SCHEMA.read_text(encoding="utf-8")
+    assert text == reference.schema_text(), "run make schema"
+    assert CliRunner().invoke(archc, ["schema"]).stdout == text
+
+
+def test_the_tables_of_the_language_are_those_of_the_installed_kinds(reference: ModuleType):
+    page = reference.LANGUAGE.read_text(encoding="utf-8")
+    assert page == reference.language_text(page), "run make schema"
+    assert CliRunner().invoke(archc, ["schema", "--markdown"]).stdout in page
+
+
+def test_every_shipped_spec_names_the_schema_file_and_is_valid_by_it(reference: ModuleType):
+    validator = jsonschema.Draft202012Validator(json.loads(reference.SCHEMA.read_text(encoding="utf-8")))
+    assert len(shipped_specs()) > 20
+    for path in shipped_specs().values():
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        assert first.startswith(FIRST_LINE), path.name
+        assert (path.parent / first.removeprefix(FIRST_LINE)).resolve() == reference.SCHEMA, path.name
+        data = read_file(str(path), str(path))[0].plain()
+        assert [error.message for error in validator.iter_errors(data)] == [], path.name
+
+
+@pytest.mark.parametrize(("family", "name"), KINDS, ids=[f"{family}.{name}" for family, name in KINDS])
+def test_every_key_of_every_kind_has_a_meaning(family: str, name: str):
+    kind = Slot(family).load(name)
+    assert kind.__doc__
+    assert [field for field in kind.model_fields if field not in described(kind)] == []
+
+
+def test_every_key_of_the_sections_has_a_meaning():
+    assert [field for model in (Spec, Stack) for field in model.model_fields if field not in described(model)] == []
+
+
+def test_the_spec_of_the_page_loads_and_so_does_its_child(blocks: Blocks, tmp_path: Path):
+    whole, siblings, child = blocks("language.md", "yaml")
+    (tmp_path / "small-hybrid.yaml").write_text(whole)
+    (tmp_path / "child.yaml").write_text(child)
+    assert [plan.mixer for plan in load_spec(tmp_path / "small-hybrid.yaml").schedule()] == [
+        "kda",
+        "kda",
+        "kda",
+        "mla",
+    ] * 3
+    deep = load_spec(tmp_path / "child.yaml")
+    assert (deep.stack.num_layers, deep.mixers["mla"].num_heads, deep.mixers["kda"].num_heads) == (24, 8, 4)
+    around = whole[: whole.index("mixers:")] + siblings + whole[whole.index("ffns:") :]
+    spec = loads_spec(re.sub(r"\(kda\*3 mla\)\*", "(local*2 global)*", around))
+    assert (spec.mixers["local"].num_kv_heads, spec.mixers["local"].sliding_window) == (4, 1024)
+
+
+def test_the_patterns_of_the_page_fit_the_depths_it_says():
+    page = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| `([^`]+)` \| ([0-9., ]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 10
+    for pattern, depths in rows:
+        items = parse(pattern)
+        fits = [int(depth) for depth in depths.split(", ") if depth != "..."]
+        for depth in fits:
+            assert len(expand(items, depth)) == depth
+        if "..." in depths:
+            # Between the first depths nothing fits that is not listed.
+            first, second, *_ = fits
+            assert [depth for depth in range(1, second + 1) if copies(items, depth)] == [first, second]
