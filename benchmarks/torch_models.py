@@ -72,11 +72,20 @@ def decoder(model: nn.Module, ids: torch.Tensor, *, peer: bool, steps: int = 16)
     return run
 
 
+def gemm_flops() -> float:
+    """FLOPs a second of a large float32 matrix product, measured here and now: the limit of everything below."""
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    return 2 * 2048**3 / interleaved({"mm": lambda: a @ b}, rounds=5)["mm"]
+
+
 def compare(title: str, spec: str, peer: Callable[[], nn.Module], lengths: list[int], rounds: int) -> None:
     """Ratios of tokens a second, archc over transformers."""
     ours, theirs = archc_model(spec), peer()
-    rows = [("what", "archc over transformers (tok/s)", "target")]
+    rows = [("what", "archc over transformers (tok/s, archc's share of GEMM)", "target")]
+    peak = gemm_flops()
     for length in lengths:
+        cost = archc.estimate(archc.loads_spec(spec), max_model_len=length).to_json()["flops"]
+        work = {"train": cost["train_step"], "prefill": cost["prefill"], "decode": 16 * cost["decode"]}
         ids = torch.randint(0, 32000, (1, length), generator=torch.Generator().manual_seed(0))
         for name, make, count in (("train", trainer, length), ("prefill", prefiller, length), ("decode", decoder, 16)):
             runs = {"archc": make(ours, ids, peer=False), "transformers": make(theirs, ids, peer=True)}
@@ -87,7 +96,8 @@ def compare(title: str, spec: str, peer: Callable[[], nn.Module], lengths: list[
                 target = "T6 >= 1.0"
             else:
                 target = {"train": f"T3 >= {TRAIN_TARGETS.get(length, 3.0)}", "prefill": "T5 >= 4", "decode": ""}[name]
-            speeds = f"{count / times['archc']:.0f} / {count / times['transformers']:.0f}"
+            share = work[name] / times["archc"] / peak
+            speeds = f"{count / times['archc']:.0f} / {count / times['transformers']:.0f}, {share:.2f}"
             rows.append((f"{title} {name} {length}", f"{ratio:.2f}x ({speeds})", target))
     show(f"{title}: one sequence, float32, {torch.get_num_threads()} threads", rows)
 

@@ -34,7 +34,9 @@ def main(out: Path) -> None:
     run("build", SPEC, "-o", str(weights), "--dtype", "f32", "--seed", "0")
     run("export", SPEC, "--weights", str(weights), "-o", str(exported), "--dtype", "f32", "--max-model-len", length)
 
-    print("\nThe same prompt through torch and through onnxruntime: one prefill, then greedy steps, caches carried along")
+    print(
+        "\nThe same prompt through torch and through onnxruntime: one prefill, then greedy steps, caches carried along"
+    )
     model = archc.load_weights(archc.build(SPEC, device="cpu"), weights)
     cache = archc.new_cache(model, batch=BATCH, max_model_len=MAX_MODEL_LEN)
     capacity = graph_of(model).capacity(MAX_MODEL_LEN)
