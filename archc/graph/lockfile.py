@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from archc._version import __version__
 from archc.graph.graph import Graph
-from archc.ir.size import Dim
+from archc.ir.size import Dim, Size
 from archc.ir.values import Body, Node, TensorType, Value
 
 FORMAT = 1
@@ -113,4 +113,6 @@ def _attrs(op: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in cast("tuple[Any, ...]", value)]
+    if isinstance(value, Size):
+        return str(value)
     return _attrs(value) if is_dataclass(value) else value

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.graph.builder import Tracer
+from archc.ir.size import Dim
 from archc.ir.values import MODEL_DTYPE, Param, Value
 from archc.ops.attention import Attention, LatentAttention
 from archc.ops.elementwise import (
@@ -24,6 +25,7 @@ from archc.ops.linear import Embedding, Linear
 from archc.ops.linear_attention import CausalConv, LinearAttention, LogDecay
 from archc.ops.moe import Experts, Route
 from archc.ops.norm import GatedNorm, L2Norm, LayerNorm, RMSNorm
+from archc.ops.opaque import Opaque, Plain, plain_of, weight_of
 from archc.ops.rotary import QueryTemperature, RopeTable, Rotary
 
 
@@ -262,3 +264,30 @@ class Builder(Tracer):
     def experts(self, name: str, x: Value, indices: Value, weights: Value, op: Experts) -> Value:
         """The weighted sum of the chosen experts."""
         return self.emit(op, (x, indices, weights), name=name)[0]
+
+    def opaque(
+        self,
+        name: str,
+        module: str,
+        inputs: Sequence[Value],
+        *,
+        width: int,
+        params: Sequence[Param] = (),
+        flops: Dim = 0,
+        keywords: Mapping[str, Plain | list[Plain]] | None = None,
+        axis: str | None = None,
+    ) -> Value:
+        """A torch module of your own, ``package.file:Class``, called with the inputs; (…, width), token by token.
+
+        ``params`` are all of its weights as ``state_dict()`` names them, ``flops`` its work by ``BATCH`` and ``SEQ``; the
+        class gets ``keywords``. It is imported when a model is built, and exported only by a lowering that it brings.
+        """
+        op = Opaque(
+            module=module,
+            width=width,
+            weights=tuple(weight_of(param) for param in params),
+            work=flops,
+            keywords=tuple((word, plain_of(value)) for word, value in sorted((keywords or {}).items())),
+            axis=axis,
+        )
+        return self.emit(op, tuple(inputs), name=name)[0]

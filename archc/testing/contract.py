@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,7 +24,28 @@ GRADIENT_TOLERANCE = 10
 """How many times the tolerance of logits gradients get: they are sums over all tokens."""
 
 
-def check_spec(text: str, *, tolerance: float = 2e-5) -> None:
+CHECKS = (
+    "graph: verified, and its lockfile stable",
+    "weights: the built ones are the graph's and the estimate's",
+    "cached = uncached: prefill, chunk, single steps, over a used cache too",
+    "ragged rows = each row alone; only the last token = the last of all",
+    "cache: allocated as the graph says",
+    "twins: the same outputs, FLOPs = torch's counter, in both forms and pair counts",
+    "gradients: finite and the twin's; every weight moves the output",
+)
+"""What ``check_spec`` checks, a line each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """What was judged: the graph, its model with lively weights, and the ids (batch, seq) it was run on."""
+
+    graph: Graph
+    model: nn.Module
+    ids: Tensor
+
+
+def check_spec(text: str, *, tolerance: float = 2e-5) -> Checked:
     """Check that everything read off a spec's graph agrees with the model that is built from it.
 
     The graph verifies itself and its lockfile is stable; built weights are the graph's and the estimate's, allocated
@@ -55,6 +78,7 @@ def check_spec(text: str, *, tolerance: float = 2e-5) -> None:
         for pairs, twin in twins.items():
             _check_twin(graph, twin, ids, whole, limit, pairs)
     _check_gradients(model, twins["dense"], ids, whole, GRADIENT_TOLERANCE * tolerance)
+    return Checked(graph, model, ids)
 
 
 def _check_weights(graph: Graph, model: nn.Module) -> None:

@@ -1,0 +1,47 @@
+"""A tiny spec around one kind: two layers of 16 channels, everything else as plain as it can be. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from archc.errors import PluginError
+from archc.spec.emit import emit
+
+Tree = dict[str, Any]
+
+
+def spec_text(family: str, name: str, keys: Mapping[str, Any], around: Mapping[str, Any] | None = None) -> str:
+    """The text of a spec that places the kind ``name`` with these YAML keys; ``around`` replaces whole sections of it.
+
+    Raises:
+        PluginError: a spec has no place for kinds of this family.
+    """
+    tree: Tree = {
+        "spec_version": 1,
+        "name": f"tiny-{name.replace('_', '-')}",
+        "max_position_embeddings": 64,
+        "tokenizer": {"kind": "external", "vocab_size": 40},
+        "embedding": {"hidden_size": 16, "tie_word_embeddings": False},
+        "position": {"kind": "rope", "theta": 100.0},
+        "norm": {"kind": "rms_norm", "eps": 1e-5},
+        "mixers": {"mixer": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}},
+        "ffns": {"ffn": {"kind": "swiglu", "intermediate_size": 24}},
+        "stack": {"num_layers": 2, "block": "pre_norm", "mixer": "mixer", "ffn": "ffn"},
+    }
+    stated = {"policy" if family == "cache" else "kind": name, **keys}
+    match family:
+        case "tokenizer" | "embedding" | "position" | "norm" | "head" | "cache":
+            tree[family] = stated
+        case "mixer" | "ffn":
+            tree[f"{family}s"] = {family: stated}
+        case "block":
+            tree["stack"]["block"] = stated
+        case "router":
+            experts = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 12}
+            tree["ffns"] = {"ffn": {"kind": "moe", **experts, "router": stated}}
+        case "scaling":
+            tree["position"]["scaling"] = stated
+        case _:
+            raise PluginError(f"a spec has no place for the {family} {name}; give a spec that has one")
+    return emit({**tree, **(around or {})})

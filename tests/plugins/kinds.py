@@ -1,0 +1,88 @@
+"""Keys for every kind of the first party, so that ``check_kind`` can place it. A new kind adds its line here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Example:
+    """YAML keys of a kind, sections of the spec around it, and the reason that ONNX refuses it, if it does."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    around: dict[str, Any] = field(default_factory=dict)
+    onnx: bool | str = True
+
+
+def example(**keys: Any) -> Example:
+    return Example(keys)
+
+
+MLA = {
+    "kind": "mla",
+    "num_heads": 2,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
+
+EXAMPLES: dict[str, Example] = {
+    "mixer.gqa": example(num_heads=4, num_kv_heads=2, head_dim=8, qk_norm="head", qkv_bias=True),
+    "mixer.mla": example(**{key: value for key, value in MLA.items() if key != "kind"}, q_lora_rank=10),
+    "mixer.kda": example(num_heads=2, head_dim=8),
+    "mixer.gated_deltanet": example(num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=8),
+    "ffn.mlp": example(intermediate_size=24, activation="gelu", bias=True),
+    "ffn.swiglu": example(intermediate_size=24, bias=True),
+    "ffn.geglu": example(intermediate_size=24),
+    "ffn.clamped_swiglu": example(intermediate_size=24, limit=0.7, alpha=1.702, up_offset=1.0),
+    "ffn.moe": example(
+        num_experts=8,
+        num_experts_per_tok=2,
+        intermediate_size=12,
+        num_shared_experts=1,
+        router={"scoring_func": "softmax", "norm_topk_prob": True},
+    ),
+    "router.topk": example(scoring_func="sigmoid", norm_topk_prob=True, correction_bias=True, n_group=4, topk_group=2),
+    "norm.rms_norm": example(eps=1e-5, weight_offset=1.0),
+    "norm.layer_norm": example(eps=1e-5),
+    "norm.none": example(),
+    "position.none": example(),
+    "position.rope": example(theta=100.0, partial_rotary_factor=0.5),
+    "position.sinusoidal": example(),
+    "position.learned": example(),
+    "position.alibi": example(),
+    "scaling.linear": example(factor=4.0),
+    "scaling.dynamic": example(factor=4.0, original_max_position_embeddings=64),
+    "scaling.yarn": example(factor=4.0, original_max_position_embeddings=8),
+    "scaling.longrope": example(
+        factor=4.0,
+        original_max_position_embeddings=16,
+        short_factor=[1.0, 1.1, 1.2, 1.3],
+        long_factor=[1.0, 1.5, 2.5, 4.0],
+    ),
+    "scaling.llama3": example(
+        factor=8.0, original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0
+    ),
+    "block.pre_norm": example(residual_multiplier=0.5),
+    "block.post_norm": example(),
+    "block.sandwich": example(),
+    "block.output_norm": example(),
+    "block.normed_residual": example(),
+    "block.parallel": example(shared_norm=True),
+    "head.lm": example(bias=True, final_logit_softcapping=3.0),
+    "head.none": example(),
+    "embedding.token": example(hidden_size=16, tie_word_embeddings=True, scale="sqrt(hidden_size)"),
+    "cache.full": Example({}, {"mixers": {"mixer": MLA}}),
+    "cache.paged": example(block_size=8),
+    "tokenizer.external": example(vocab_size=37),
+    "tokenizer.bytes": example(),
+    "tokenizer.char": example(vocab_size=37),
+    "tokenizer.word": example(vocab_size=37),
+    "tokenizer.bpe": example(vocab_size=37),
+}
+"""``family.name`` -> its example."""
+
+CHANGES_RESULTS = {"cache.window"}
+"""Kinds that change results on purpose, so that cached is not uncached: tests of their own judge them."""
