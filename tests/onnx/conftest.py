@@ -25,6 +25,7 @@ from archc.torch_backend.weights import weights_of  # noqa: E402
 from archc_exporters.onnx.export import export  # noqa: E402
 from archc_exporters.onnx.report import ExportReport  # noqa: E402
 from archc_exporters.onnx.session import Conversation, load_session  # noqa: E402
+from tests.onnx.layouts import LAYOUTS  # noqa: E402
 
 BASE = """
 spec_version: 1
@@ -38,6 +39,7 @@ ROPE = "position: {kind: rope, theta: 10000.0}\n"
 EMBEDDING = "embedding: {hidden_size: 32, tie_word_embeddings: false}\n"
 
 ARCHITECTURES = {
+    **LAYOUTS,
     "llama": ROPE
     + EMBEDDING
     + """

@@ -1,0 +1,71 @@
+"""Tiny architectures of every residual layout, norm and plain feed-forward; ``conftest.py`` has the others."""
+
+from __future__ import annotations
+
+_EMBEDDING = "embedding: {hidden_size: 32, tie_word_embeddings: false}\n"
+_MIXERS = """
+mixers:
+  gqa: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}
+  post: {extends: gqa, block: post_norm}
+  sandwich: {extends: gqa, block: {kind: sandwich, residual_multiplier: 0.5}}
+  after: {extends: gqa, block: {kind: output_norm, skip_multiplier: 0.75}}
+  normed: {extends: gqa, block: {kind: normed_residual, residual_multiplier: 0.5, skip_multiplier: 1/sqrt(2)}}
+  one: {extends: gqa, block: {kind: parallel, shared_norm: true}}
+  two: {extends: gqa, block: {kind: parallel, shared_norm: false, residual_multiplier: 0.5}}
+"""
+_STACK = "stack: {num_layers: 7, block: pre_norm, mixer: gqa post sandwich after normed one two, ffn: %s}\n"
+_MLP = "{kind: mlp, intermediate_size: 48, activation: %s, bias: %s}"
+_ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "relu2", "silu", "sigmoid", "tanh")
+
+LAYOUTS = {
+    "layouts": "position: {kind: rope, theta: 10000.0}\n"
+    + _EMBEDDING
+    + _MIXERS
+    + "ffns: {exact: {kind: geglu, intermediate_size: 48}, tanh: "
+    + "{kind: geglu, intermediate_size: 48, activation: gelu_tanh, bias: true}}\n"
+    + _STACK % "exact*4 tanh*3",
+    "layer norms": "position: {kind: rope, theta: 10000.0}\n"
+    + _EMBEDDING
+    + "norm: {kind: layer_norm, eps: 1e-5}\n"
+    + _MIXERS.replace("head_dim: 8}", "head_dim: 8, qk_norm: head}", 1)
+    + "ffns:\n"
+    + "".join(
+        f"  act_{name}: {_MLP % (name, 'true' if number % 2 else 'false')}\n"
+        for number, name in enumerate(_ACTIVATIONS)
+    )
+    + _STACK % " ".join(f"act_{name}" for name in _ACTIVATIONS),
+    "norms without biases": "position: {kind: rope, theta: 10000.0}\n"
+    + _EMBEDDING
+    + "norm: {kind: layer_norm, eps: 1e-5, bias: false}\n"
+    + _MIXERS.replace("head_dim: 8}", "head_dim: 8, qk_norm: width}", 1)
+    + f"ffns: {{soft: {_MLP % ('softplus', 'true')}}}\n"
+    + _STACK % "soft",
+    "no norms": "position: {kind: rope, theta: 10000.0}\n"
+    + _EMBEDDING
+    + "norm: none\n"
+    + _MIXERS.partition("  post:")[0]
+    + f"ffns: {{relu: {_MLP % ('relu', 'false')}}}\n"
+    + "stack: {num_layers: 2, block: {kind: pre_norm, residual_multiplier: 0.5}, mixer: gqa, ffn: relu}\n",
+    "ropes by length": _EMBEDDING
+    + """
+position:
+  kind: rope
+  theta: 10000.0
+  scaling: {kind: dynamic, factor: 4.0, original_max_position_embeddings: 16}
+mixers:
+  dynamic: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}
+  longrope:
+    extends: dynamic
+    position:
+      kind: rope
+      theta: 10000.0
+      scaling:
+        kind: longrope
+        factor: 4.0
+        original_max_position_embeddings: 16
+        short_factor: [1.0, 1.1, 1.3, 1.7]
+        long_factor: [1.0, 1.5, 2.0, 4.0]
+ffns: {mlp: {kind: swiglu, intermediate_size: 48}}
+stack: {num_layers: 2, block: pre_norm, mixer: dynamic longrope, ffn: mlp}
+""",
+}
