@@ -244,10 +244,14 @@ class Builder(Tracer):
         scale: float | None = None,
         rule: str = "gated_delta",
     ) -> Value:
-        """The delta rule with decay over its own state, (batch, seq, heads x value_dim); scale defaults to 1/sqrt(head_dim)."""
-        heads = k.width // head_dim
+        """The delta rule with decay over its own state, (batch, seq, heads x value_dim); scale defaults to 1/sqrt(head_dim).
+
+        ``head_dim`` is that of keys; ``beta`` has a channel a head, so its width says how many heads of values there are.
+        """
+        heads = beta.width
         op = LinearAttention(
             num_heads=heads,
+            num_key_heads=k.width // head_dim,
             key_dim=head_dim,
             value_dim=v.width // heads,
             scale=head_dim**-0.5 if scale is None else scale,

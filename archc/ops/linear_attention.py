@@ -40,12 +40,14 @@ def gated_delta_flops(key_dim: int, value_dim: int, form: Form, pairs: Pairs) ->
 class LinearAttention(Op):
     """The gated delta rule; inputs (q, k, v, log decay, beta), state (batch, heads, K, V).
 
-    A decay as wide as k is one per key channel (KDA), one as wide as beta one per head (Gated DeltaNet). Computed in
-    float32 whatever the model's dtype.
+    There are ``num_heads`` heads of values, decays, betas and states; a head of queries and keys serves the next
+    num_heads / num_key_heads of them. A decay as wide as beta is one per head (Gated DeltaNet), one of heads x K one per
+    key channel (KDA). Computed in float32 whatever the model's dtype.
     """
 
     op_name = "linear_attention"
     num_heads: int
+    num_key_heads: int
     key_dim: int
     value_dim: int
     scale: float
@@ -54,17 +56,16 @@ class LinearAttention(Op):
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         q, k, v, decay, beta = inputs
-        heads = self.num_heads
+        heads, key_heads = self.num_heads, self.num_key_heads
         if self.rule != "gated_delta":
             raise GraphError(f"linear_attention: rule {self.rule!r} is unknown; known: gated_delta")
-        if (q.width, k.width, v.width, beta.width) != (
-            heads * self.key_dim,
-            heads * self.key_dim,
-            heads * self.value_dim,
-            heads,
-        ):
+        if key_heads < 1 or heads % key_heads:
+            raise GraphError(f"linear_attention: {heads} heads are no multiple of {key_heads} key heads")
+        keys = key_heads * self.key_dim
+        if (q.width, k.width, v.width, beta.width) != (keys, keys, heads * self.value_dim, heads):
             raise GraphError(
-                f"linear_attention: {q}, {k}, {v}, {beta} don't fit {heads} heads of {self.key_dim}, {self.value_dim}"
+                f"linear_attention: {q}, {k}, {v}, {beta} don't fit {key_heads} key heads of {self.key_dim} "
+                f"and {heads} heads of {self.value_dim}"
             )
         if decay.width not in (heads, heads * self.key_dim):
             raise GraphError(

@@ -110,6 +110,28 @@ ffns:
 stack: {num_layers: 3, block: pre_norm, mixer: kda kda mla, ffn: dense moe moe}
 cache: {policy: full, dtype: bfloat16, state_dtype: float32}
 """,
+    "qwen3-next": EMBEDDING
+    + """
+position: {kind: rope, theta: 10000.0, partial_rotary_factor: 0.25}
+norm: {kind: rms_norm, eps: 1e-5, weight_offset: 1.0}
+mixers:
+  gdn: {kind: gated_deltanet, num_key_heads: 2, num_value_heads: 4, key_head_dim: 16, value_head_dim: 8}
+  doubled:
+    {kind: gated_deltanet, num_key_heads: 3, num_value_heads: 3, key_head_dim: 8, value_head_dim: 12, conv_kernel: 2,
+     allow_neg_eigval: true}
+  attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16, qk_norm: head, output_gate: true}
+ffns:
+  moe:
+    kind: moe
+    num_experts: 8
+    num_experts_per_tok: 2
+    num_shared_experts: 1
+    shared_gate: true
+    intermediate_size: 16
+    router: {scoring_func: softmax, norm_topk_prob: true}
+stack: {num_layers: 3, block: pre_norm, mixer: gdn doubled attn, ffn: moe}
+cache: {policy: full, state_dtype: float32}
+""",
     "gqa keys": """
 position: none
 embedding: {hidden_size: 32, tie_word_embeddings: true, pad_vocab_to_multiple_of: 16, scale: sqrt(hidden_size)}
@@ -219,7 +241,7 @@ stack: {num_layers: 6, block: pre_norm, mixer: gqa, ffn: softmax sqrt groups on_
 """,
 }
 
-FAMILIES = ("llama", "gpt-oss", "deepseek-v3", "kimi-linear")
+FAMILIES = ("llama", "gpt-oss", "deepseek-v3", "kimi-linear", "qwen3-next")
 TOKENS = 20
 VOCABULARY = 61
 

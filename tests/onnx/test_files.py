@@ -30,7 +30,16 @@ from archc_exporters.onnx.states import onnx_state_names
 
 pytestmark = [pytest.mark.onnx, pytest.mark.torch]
 
-ARCHITECTURES = ("llama", "gpt-oss", "deepseek-v3", "kimi-linear", "gqa keys", "mla and kda keys", "moe keys")
+ARCHITECTURES = (
+    "llama",
+    "gpt-oss",
+    "deepseek-v3",
+    "kimi-linear",
+    "qwen3-next",
+    "gqa keys",
+    "mla and kda keys",
+    "moe keys",
+)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.parity.deltanet import OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from tests.parity.dense import LLAMA, LLAMA_FULL, LLAMA_LINEAR, MISTRAL, QWEN3
 from tests.parity.latent import DEEPSEEK_V2, DEEPSEEK_V2_LITE, DEEPSEEK_V3, KIMI_LINEAR
 from tests.parity.sparse import GPT_OSS, MIXTRAL, QWEN3_MOE
@@ -19,4 +20,7 @@ FAMILIES = (
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
     KIMI_LINEAR,
+    QWEN3_NEXT,
+    QWEN3_5,
+    OLMO_HYBRID,
 )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
+from tests.parity.delta_weights import LAYERS, MIXERS
+
 Tensors = dict[str, Tensor]
 
 
@@ -68,6 +70,8 @@ _MIXER = (
 _FFN = (
     (_DENSE, _same),
     (rf"shared_experts\.{_DENSE}", _same),
+    (rf"shared_expert\.{_DENSE}", lambda name, tensor: {name.replace("expert.", "experts.", 1): tensor}),
+    (r"shared_expert_gate\.weight", _named("shared_experts.gate.weight")),
     (r"gate\.weight", _named("router.weight")),
     (r"gate\.e_score_correction_bias", _named("router.e_score_correction_bias")),
     (r"router\.(weight|bias)", _same),
@@ -105,14 +109,13 @@ def to_archc(
     Raises:
         ValueError: a tensor has no place, a weight got none or two, or a shape differs. All of them are listed.
     """
-    experts = _GPT_OSS_EXPERTS if family == "gpt_oss" else _EXPERTS
     skipped = set(tied)
     found: Tensors = {}
     problems: list[str] = []
     for name, tensor in state.items():
         if name in skipped:
             continue
-        placed = _place(name, tensor, experts)
+        placed = _place(name, tensor, family)
         if placed is None:
             problems.append(f"{name} {tuple(tensor.shape)} of transformers has no place")
             continue
@@ -129,10 +132,12 @@ def to_archc(
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
-def _place(name: str, tensor: Tensor, experts: tuple) -> Tensors | None:
+def _place(name: str, tensor: Tensor, family: str) -> Tensors | None:
     """Where a tensor of transformers goes, under full names; None if nowhere."""
+    experts = _GPT_OSS_EXPERTS if family == "gpt_oss" else _EXPERTS
     for prefix, scope, rules in (
-        (r"(model\.)(layers\.\d+\.)self_attn\.", "mixer.", _MIXER),
+        (r"()()", "", LAYERS.get(family, ())),
+        (r"(model\.)(layers\.\d+\.)(self|linear)_attn\.", "mixer.", (*MIXERS.get(family, ()), *_MIXER)),
         (r"(model\.)(layers\.\d+\.)mlp\.experts\.", "ffn.experts.", experts),
         (r"(model\.)(layers\.\d+\.)mlp\.", "ffn.", _FFN),
         (r"(model\.)(layers\.\d+\.)", "", _LAYER),

@@ -40,6 +40,14 @@ def kda(keys: str = "") -> str:
     return f"{{kind: kda, num_heads: 2, head_dim: 8{_more(keys)}}}"
 
 
+def gated_deltanet(keys: str = "", *, key_heads: int = 2, value_heads: int = 4) -> str:
+    """A gated_deltanet with more keys; values are narrower than keys."""
+    return (
+        f"{{kind: gated_deltanet, num_key_heads: {key_heads}, num_value_heads: {value_heads}, "
+        f"key_head_dim: 8, value_head_dim: 6{_more(keys)}}}"
+    )
+
+
 def swiglu(keys: str = "") -> str:
     """A swiglu with more keys."""
     return f"{{kind: swiglu, intermediate_size: 24{_more(keys)}}}"

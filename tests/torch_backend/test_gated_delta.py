@@ -10,6 +10,8 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+from archc.ops import linear_attention as ops  # noqa: E402
+from archc.torch_backend.leaves.linear_attention import LinearAttention  # noqa: E402
 from archc.torch_backend.operators import gated_delta  # noqa: E402
 from archc.torch_backend.operators.gated_delta import (  # noqa: E402
     gated_delta_flops,
@@ -88,6 +90,27 @@ def test_several_slabs_and_groups_of_heads_chain_their_states_and_gradients(head
     monkeypatch.setattr(gated_delta, "CPU_BUDGET", heads_together * 8 * 24)
     inputs = example(600)
     assert_equal(results(gated_delta_rule, inputs), results(recurrent_float64, in_float64(inputs)), 3e-6)
+
+
+@pytest.mark.parametrize("twin", [None, "needed", "dense"])
+@pytest.mark.parametrize("per_head", [False, True], ids=["per-channel", "per-head"])
+@pytest.mark.parametrize("tokens", [1, 17, 64, 150])
+def test_a_key_head_serves_the_next_value_heads_in_values_and_gradients(tokens, per_head, twin):
+    op = ops.LinearAttention(num_heads=6, num_key_heads=2, key_dim=16, value_dim=24, scale=SCALE)
+    q, k, *inputs = example(tokens, per_head=per_head, with_state=False, strength=0.2, heads=6)[:5]
+    inputs = [x.detach()[:, :, ::3].clone().requires_grad_() for x in (q, k)] + inputs
+
+    def grouped(q, k, v, log_decay, beta, *, scale):
+        state = torch.zeros(2, 6, 16, 24)
+        flat = [x if x is beta or x.dim() == 3 else x.flatten(-2) for x in (q, k, v, log_decay, beta)]
+        return LinearAttention(op, twin)(*flat, None, state).unflatten(-1, (6, 24)), state
+
+    def repeated(q, k, v, log_decay, beta, *, scale):
+        q, k = (torch.stack([x[:, :, head // 3] for head in range(6)], 2) for x in (q, k))
+        return recurrent_float64(q, k, v, log_decay, beta, None, scale=scale)
+
+    expected = results(repeated, in_float64(inputs))
+    assert_equal(results(grouped, inputs), expected, 3e-6)
 
 
 @pytest.mark.parametrize("strength", [3.0, 50.0, 1000.0])

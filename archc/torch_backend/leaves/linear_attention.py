@@ -26,6 +26,7 @@ class LinearAttention(nn.Module):
     def __init__(self, op: ops.LinearAttention, twin: str | None) -> None:
         super().__init__()
         self.num_heads, self.key_dim, self.value_dim, self.scale = op.num_heads, op.key_dim, op.value_dim, op.scale
+        self.group = op.num_heads // op.num_key_heads
         self.twin = twin
 
     def forward(
@@ -47,6 +48,8 @@ class LinearAttention(nn.Module):
         heads = [
             x.unflatten(-1, (-1, width)) for x, width in ((q, self.key_dim), (k, self.key_dim), (v, self.value_dim))
         ]
+        if self.group > 1:
+            heads[:2] = (x.repeat_interleave(self.group, 2) for x in heads[:2])
         rule = gated_delta_rule if self.twin is None else delta_twin(self.twin)
         out, final = rule(heads[0], heads[1], heads[2], decay, beta, carried(state, step), scale=self.scale)
         if state is not None:
@@ -54,7 +57,8 @@ class LinearAttention(nn.Module):
         return out.flatten(-2)
 
     def extra_repr(self) -> str:
-        return f"heads={self.num_heads}, key_dim={self.key_dim}, value_dim={self.value_dim}"
+        grouped = f", key_heads={self.num_heads // self.group}" if self.group > 1 else ""
+        return f"heads={self.num_heads}{grouped}, key_dim={self.key_dim}, value_dim={self.value_dim}"
 
 
 class LogDecay(nn.Module):

@@ -42,7 +42,7 @@ def linear_attention(
         ctx.op("Mul", beta, valid),
         dtypes=(FLOAT, FLOAT),
         domain=MS,
-        q_num_heads=op.num_heads,
+        q_num_heads=op.num_key_heads,
         kv_num_heads=op.num_heads,
         update_rule=op.rule,
         scale=op.scale,
