@@ -118,10 +118,10 @@ class _Lowering:
             env[self.graph.inputs["input_ids"]] = ids
             if _uses(body, self.graph.inputs["positions"]):
                 env[self.graph.inputs["positions"]] = _function(graph, "positions", step_positions, (step, ids))
-            for name, value in self.graph.inputs.items():
-                if name not in ("input_ids", "positions"):
-                    given = graph.placeholder(name, default_value=None)
-                    env[value] = _function(graph, f"{name}_or_zeros", or_zeros, (given, ids))
+            for key, value in self.graph.inputs.items():
+                if key not in ("input_ids", "positions"):
+                    given = graph.placeholder(key, default_value=None)
+                    env[value] = _function(graph, f"{key}_or_zeros", or_zeros, (given, ids))
             cells = {path: _function(graph, _short(path), state_of, (cache, path)) for path, _ in states}
             layers = [item for item in body.items if isinstance(item, Call) and item.name.startswith("layers.")]
             tail = set(layers[-1].outputs) if layers else set()
