@@ -45,6 +45,9 @@ class Position(Kind):
 
     family: ClassVar[str] = "position"
 
+    is_added: ClassVar[bool] = False
+    """Whether it is added to the embedding: then it is the stack's, and a mixer can't have one of its own."""
+
     def embed(self, g: Builder, x: Value) -> Value:
         """What is added to the embedding."""
         return x
@@ -54,6 +57,10 @@ class Position(Kind):
     ) -> Value:
         """Queries or keys (batch, seq, heads x head_dim), turned; ``dim`` channels from ``offset`` where a mixer says which."""
         return x
+
+    def bias(self, g: Builder, *, num_heads: int, scale: float) -> tuple[float, ...] | None:
+        """A slope a head: what scores, themselves multiplied by ``scale``, lose a token of distance; None where nothing."""
+        return None
 
     def softmax_multiplier(self) -> float:
         """Factor on the softmax scale of latent attention (YaRN's ``mscale_all_dim``)."""

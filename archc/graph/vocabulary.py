@@ -26,6 +26,7 @@ from archc.ops.linear_attention import CausalConv, LinearAttention, LogDecay
 from archc.ops.moe import Experts, Route
 from archc.ops.norm import GatedNorm, L2Norm, LayerNorm, RMSNorm
 from archc.ops.opaque import Opaque, Plain, plain_of, weight_of
+from archc.ops.position import LearnedPositions, Sinusoids
 from archc.ops.rotary import QueryTemperature, RopeTable, Rotary
 
 
@@ -155,6 +156,24 @@ class Builder(Tracer):
         """``dim`` channels of each head turned, from ``offset``."""
         return self.emit(Rotary(head_dim=head_dim, dim=dim, offset=offset, style=style), (x, *table))[0]
 
+    def learned_positions(self, name: str, width: int, *, offset: int = 0) -> Value:
+        """The row of each position, (batch, seq, width), of a table of ``max_position_embeddings`` rows, ``offset`` more before.
+
+        Raises:
+            GraphError: the spec does not say how many positions there are.
+        """
+        if self.max_position_embeddings is None:
+            raise GraphError(
+                f"{name}: a table of learned positions has a row for each, and the spec does not say how many; "
+                "state max_position_embeddings"
+            )
+        op = LearnedPositions(num_positions=self.max_position_embeddings, width=width, offset=offset)
+        return self.emit(op, (self.sources["positions"],), name=name)[0]
+
+    def sinusoids(self, x: Value) -> Value:
+        """Sines and cosines of every position, like x: once a configuration, at the root."""
+        return self.hoist(Sinusoids(), (self.sources["positions"], x), name="sinusoids")[0]
+
     def query_temperature(self, x: Value, *, scale: float, floor: int) -> Value:
         """Queries scaled by the logarithm of their position."""
         return self.emit(QueryTemperature(scale=scale, floor=floor), (x, self.sources["positions"]))[0]
@@ -173,6 +192,7 @@ class Builder(Tracer):
         chunk: int | None = None,
         sinks: bool = False,
         soft_cap: float | None = None,
+        slopes: Sequence[float] | None = None,
     ) -> Value:
         """Causal softmax attention over its own cache, (batch, seq, heads x value_dim)."""
         op = Attention(
@@ -185,6 +205,7 @@ class Builder(Tracer):
             chunk=chunk,
             sinks=sinks,
             soft_cap=soft_cap,
+            slopes=None if slopes is None else tuple(slopes),
             cache_dtype=self.cache_dtype,
         )
         return self.emit(op, (q, k, v), name=name)[0]

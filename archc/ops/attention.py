@@ -11,15 +11,22 @@ from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
 
 
 def causal_pairs_twice(
-    pairs: Pairs, form: Form = "many", *, window: int | None = None, chunk: int | None = None
+    pairs: Pairs,
+    form: Form = "many",
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    sink_tokens: int = 0,
 ) -> Dim:
     """Twice the number of query-key pairs of ``seq`` new tokens over ``past`` cached ones (twice, to stay an integer).
 
     ``needed`` sums what the causal mask, the window or the chunk lets through: the first n tokens together see
     n(n+1)/2 keys, at most W each with a window, only their own chunk with a chunk. ``dense`` is the rectangle of new
     tokens times the rows that are read: all of them, or what the ring holds plus the new ones. One token (``few``)
-    over a ring reads just what it needs.
+    over a ring reads just what it needs. A token whose first ``sink_tokens`` tokens stay visible under a window sees
+    exactly as many keys as under a window that is longer by them.
     """
+    window = None if window is None else window + sink_tokens
     reach = window or chunk
     if pairs == "dense" and not (form == "few" and reach):
         return SEQ * 2 * (TOTAL if reach is None else minimum(PAST, reach) + SEQ)
@@ -41,9 +48,11 @@ def causal_pairs_twice(
 class Attention(Op):
     """Causal softmax attention; inputs (q, k, v), widths heads x key_dim, kv_heads x key_dim, kv_heads x value_dim.
 
-    ``window`` W: a token sees itself and the W - 1 before it, and the cache is a ring of W rows. ``chunk`` C: a token
-    sees its own chunk of C, the ring has C rows. ``sinks``: one learned logit a head joins the softmax; a full cache then
-    reserves one row, which the export uses for the sink.
+    ``window`` W: a token sees itself and the W - 1 before it, and the cache is a ring of W rows. ``sink_tokens`` n, with
+    a window only: the first n tokens stay visible, in n rows before the ring. ``chunk`` C: a token sees its own chunk of
+    C, the ring has C rows. ``sinks``: one learned logit a head joins the softmax; a full cache then reserves one row,
+    which the export uses for the sink. ``slopes``: the score of a key falls by its head's slope a token of distance,
+    after the scale and the soft cap (ALiBi).
     """
 
     op_name = "attention"
@@ -53,13 +62,17 @@ class Attention(Op):
     value_dim: int
     scale: float
     window: int | None = None
+    sink_tokens: int = 0
     chunk: int | None = None
     sinks: bool = False
     soft_cap: float | None = None
+    slopes: tuple[float, ...] | None = None
     cache_dtype: str = MODEL_DTYPE
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         q, k, v = inputs
+        if self.slopes is not None and len(self.slopes) != self.num_heads:
+            raise GraphError(f"attention: {len(self.slopes)} slopes for {self.num_heads} heads")
         want = (self.num_heads * self.key_dim, self.num_kv_heads * self.key_dim, self.num_kv_heads * self.value_dim)
         if (q.width, k.width, v.width) != want:
             raise GraphError(f"attention: q, k, v are {q.width}, {k.width}, {v.width} wide, not {want}")
@@ -69,13 +82,17 @@ class Attention(Op):
             )
         return (q.with_width(self.num_heads * self.value_dim, "heads"),)
 
+    def ring_rows(self) -> int | None:
+        """Rows of the cache that no text exceeds: sink tokens and window, or a chunk; None where it grows."""
+        return self.chunk if self.window is None else self.sink_tokens + self.window
+
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         if not self.sinks:
             return {}
         return {"sinks": Param("sinks", (self.num_heads,), axes=("heads",), init="zeros")}
 
     def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
-        reach = self.window or self.chunk
+        reach = self.ring_rows()
         rows: Dim = TOTAL if reach is None else minimum(TOTAL, reach)
         held: Dim = CAPACITY if reach is None else reach
 
@@ -95,7 +112,7 @@ class Attention(Op):
         return {"key": state("key", self.key_dim), "value": state("value", self.value_dim)}
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
-        twice = causal_pairs_twice(pairs, form, window=self.window, chunk=self.chunk)
+        twice = causal_pairs_twice(pairs, form, window=self.window, chunk=self.chunk, sink_tokens=self.sink_tokens)
         return BATCH * twice * (self.num_heads * (self.key_dim + self.value_dim))
 
 
@@ -104,7 +121,8 @@ class LatentAttention(Op):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); inputs (q, latent, shared key).
 
     The cache holds one row a token, the normed latent and the shared key. The op owns ``kv_b_proj``: ``many`` expands
-    keys and values from the rows, ``few`` absorbs the projection into the query and the output.
+    keys and values from the rows, ``few`` absorbs the projection into the query and the output. ``window`` and
+    ``sink_tokens`` bound the rows as those of ``Attention``.
     """
 
     op_name = "latent_attention"
@@ -114,6 +132,8 @@ class LatentAttention(Op):
     rope_dim: int
     value_dim: int
     scale: float
+    window: int | None = None
+    sink_tokens: int = 0
     cache_dtype: str = MODEL_DTYPE
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -125,18 +145,22 @@ class LatentAttention(Op):
             )
         return (q.with_width(self.num_heads * self.value_dim, "heads"),)
 
+    def ring_rows(self) -> int | None:
+        """Rows of the cache that no text exceeds, sink tokens and window; None where it grows."""
+        return None if self.window is None else self.sink_tokens + self.window
+
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         rows = self.num_heads * (self.nope_dim + self.value_dim)
         return {"kv_b_proj": Param("kv_b_proj.weight", (rows, self.kv_lora_rank), axes=("heads", None))}
 
     def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
-        row = self.kv_lora_rank + self.rope_dim
+        width, reach = self.kv_lora_rank + self.rope_dim, self.ring_rows()
         return {
             "latent": State(
                 "latent",
-                (BATCH, 1, TOTAL, row),
-                (BATCH, 1, CAPACITY, row),
-                growth="append",
+                (BATCH, 1, TOTAL if reach is None else minimum(TOTAL, reach), width),
+                (BATCH, 1, CAPACITY if reach is None else reach, width),
+                growth="append" if reach is None else "ring",
                 role="kv",
                 dtype=self.cache_dtype,
                 token_dim=2,
@@ -145,7 +169,9 @@ class LatentAttention(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         heads, rank, nope, rope, value = self.num_heads, self.kv_lora_rank, self.nope_dim, self.rope_dim, self.value_dim
-        twice = causal_pairs_twice(pairs)
+        twice = causal_pairs_twice(pairs, form, window=self.window, sink_tokens=self.sink_tokens)
         if form == "many":
-            return BATCH * TOTAL * (2 * rank * heads * (nope + value)) + BATCH * twice * (heads * (nope + rope + value))
+            reach = self.ring_rows()
+            read = TOTAL if reach is None else minimum(PAST, reach) + SEQ
+            return BATCH * read * (2 * rank * heads * (nope + value)) + BATCH * twice * (heads * (nope + rope + value))
         return BATCH * SEQ * (2 * heads * rank * (nope + value)) + BATCH * twice * (heads * (2 * rank + rope))

@@ -239,6 +239,56 @@ ffns:
     router: {scoring_func: sigmoid, norm_topk_prob: true, weight_on: input}
 stack: {num_layers: 6, block: pre_norm, mixer: gqa, ffn: softmax sqrt groups on_input gelu gelu_on_input}
 """,
+    "slopes": EMBEDDING
+    + """
+position: alibi
+mixers:
+  six: {kind: gqa, num_heads: 6, num_kv_heads: 3, head_dim: 8}
+  near: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, sliding_window: 5}
+  chunk: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, attention_chunk_size: 4}
+  sinks: {kind: gqa, num_heads: 6, num_kv_heads: 3, head_dim: 8, sink_logits: true}
+  near_sinks:
+    {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, sliding_window: 5, sink_logits: true, attn_logit_softcapping: 1.5}
+  capped: {kind: gqa, num_heads: 4, num_kv_heads: 1, head_dim: 8, attn_logit_softcapping: 1.5}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack: {num_layers: 6, block: pre_norm, mixer: six near chunk sinks near_sinks capped, ffn: mlp}
+""",
+    "learned positions": EMBEDDING
+    + """
+position: {kind: learned, offset: 2}
+mixers:
+  gqa: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack: {num_layers: 2, block: pre_norm, mixer: gqa, ffn: mlp}
+""",
+    "sinusoidal positions": EMBEDDING
+    + """
+position: sinusoidal
+mixers:
+  gqa: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack: {num_layers: 2, block: pre_norm, mixer: gqa, ffn: mlp}
+""",
+    "forgetting": ROPE
+    + EMBEDDING
+    + """
+mixers:
+  gqa: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}
+  far: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, sliding_window: 9, cache: {policy: window, window: 3}}
+  logits:
+    {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, sink_logits: true,
+     cache: {policy: window, window: 4, sink_tokens: 3}}
+  sloping: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, position: alibi}
+  mla: {kind: mla, num_heads: 2, kv_lora_rank: 16, qk_nope_head_dim: 12, qk_rope_head_dim: 4, v_head_dim: 12}
+  short: {extends: mla, cache: {policy: window, window: 2}}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack: {num_layers: 6, block: pre_norm, mixer: gqa far logits sloping mla short, ffn: mlp}
+cache: {policy: window, window: 5, sink_tokens: 2}
+""",
 }
 
 FAMILIES = ("llama", "gpt-oss", "deepseek-v3", "kimi-linear", "qwen3-next")

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 
-def gqa(x: Tensor, weights: dict[str, Tensor], kind, *, theta: float | None, sees, hidden_norm_eps: float) -> Tensor:
-    """(seq, hidden) -> same. ``sees(query, key)`` is the mask; rope turns halves of the whole head."""
+def gqa(
+    x: Tensor, weights: dict[str, Tensor], kind, *, theta: float | None, sees, hidden_norm_eps: float, slopes=None
+) -> Tensor:
+    """(seq, hidden) -> same. ``sees(query, key)`` is the mask; rope turns halves of the whole head; ``slopes`` a head."""
     heads, kv_heads, d, seq = kind.num_heads, kind.num_kv_heads, kind.head_dim, x.shape[0]
 
     def project(name, x):
@@ -32,6 +34,8 @@ def gqa(x: Tensor, weights: dict[str, Tensor], kind, *, theta: float | None, see
                 score = float(query @ _prepared(k[t, group], t, kind, theta, hidden_norm_eps)) / math.sqrt(d)
                 if kind.attn_logit_softcapping is not None:
                     score = kind.attn_logit_softcapping * math.tanh(score / kind.attn_logit_softcapping)
+                if slopes is not None:
+                    score += slopes[head] * (t - s)
                 scores.append(math.exp(score))
             total = sum(scores)
             if kind.sink_logits:

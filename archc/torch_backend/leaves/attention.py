@@ -13,7 +13,7 @@ from archc.ir.values import Node
 from archc.ops import attention as ops
 from archc.torch_backend.context import Context
 from archc.torch_backend.leaves.caches import ring_positions, write_ring, write_rows
-from archc.torch_backend.leaves.softmax import attend, visible
+from archc.torch_backend.leaves.softmax import attend, falling, visible
 from archc.torch_backend.step import Step
 from archc.torch_backend.twins.attention import twin_of
 
@@ -31,14 +31,15 @@ def from_heads(x_BNSH: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal attention with windows, chunks, sinks and soft caps. ``key`` and ``value`` are caches, written in place."""
+    """Causal attention with windows, chunks, sinks, soft caps and slopes. ``key`` and ``value`` are caches, written in place."""
 
     sinks: nn.Parameter | None
 
     def __init__(self, op: ops.Attention, kernel: Attend) -> None:
         super().__init__()
         self.key_dim, self.value_dim, self.scale = op.key_dim, op.value_dim, op.scale
-        self.window, self.chunk, self.soft_cap = op.window, op.chunk, op.soft_cap
+        self.window, self.sink_tokens, self.chunk, self.soft_cap = op.window, op.sink_tokens, op.chunk, op.soft_cap
+        self.ring_rows, self.slopes = op.ring_rows(), op.slopes
         self.kernel = kernel
         self.register_parameter("sinks", None)
 
@@ -55,55 +56,75 @@ class Attention(nn.Module):
         if key is None or value is None:
             return from_heads(self._attend_new(q, k, v))
         assert step is not None, "a cache needs a step"
-        if self.window is None and self.chunk is None:
+        if self.ring_rows is None:
             write_rows(key, k, step)
             write_rows(value, v, step)
             if step.past == 0:
                 return from_heads(self._attend_new(q, k, v))
             total = step.past + q.shape[2]
             keys, values = key[:, :, :total].to(q.dtype), value[:, :, :total].to(q.dtype)
-            mask = None
+            mask, positions = None, torch.arange(total, device=q.device).unsqueeze(0)
             if q.shape[2] > 1 or not step.uniform:
-                mask = visible(step.positions, torch.arange(total, device=q.device).unsqueeze(0))
-            return from_heads(self._call(q, keys, values, mask))
+                mask = visible(step.positions, positions)
+            return from_heads(self._call(q, keys, values, mask, self._bias(step.positions, positions)))
         return from_heads(self._attend_ring(q, k, v, step, key, value))
 
     def _attend_new(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """New tokens among themselves, from an empty cache; padding on the right is seen by padding only."""
-        seq, reach = q.shape[2], self.window or self.chunk
-        if reach is None or seq <= reach:
-            # `True if … else False`: a symbolic bool would break a compiled graph.
-            return self._call(q, k, v, None, causal=True if seq > 1 else False)  # noqa: SIM210
+        seq = q.shape[2]
+        is_whole = self.ring_rows is None or seq <= self.ring_rows
+        # `True if … else False`: a symbolic bool would break a compiled graph.
+        causal = True if is_whole and seq > 1 else False  # noqa: SIM210
+        if is_whole and self.slopes is None:
+            return self._call(q, k, v, None, None, causal=causal)
         positions = torch.arange(seq, device=q.device).unsqueeze(0)
-        return self._call(q, k, v, visible(positions, positions, window=self.window, chunk=self.chunk))
+        mask = None if is_whole else self._visible(positions, positions)
+        return self._call(q, k, v, mask, self._bias(positions, positions), causal=causal)
 
     def _attend_ring(self, q: Tensor, k: Tensor, v: Tensor, step: Step, key: Tensor, value: Tensor) -> Tensor:
         rows, seq = key.shape[2], q.shape[2]
         if step.past == 0:
-            write_ring(key, k, step)
-            write_ring(value, v, step)
+            write_ring(key, k, step, self.sink_tokens)
+            write_ring(value, v, step, self.sink_tokens)
             return self._attend_new(q, k, v)
         if step.uniform and seq == 1:
-            # The new row takes the slot of the one that just left the window; which slot holds which token is no matter.
-            write_ring(key, k, step)
-            write_ring(value, v, step)
+            # The new row takes the slot of the one that just left the window; which slot holds which token matters to
+            # slopes only.
+            write_ring(key, k, step, self.sink_tokens)
+            write_ring(value, v, step, self.sink_tokens)
             held = min(step.past + 1, rows) if self.chunk is None else step.past % rows + 1
-            return self._call(q, key[:, :, :held].to(q.dtype), value[:, :, :held].to(q.dtype), None)
+            bias = None
+            if self.slopes is not None:
+                slots = ring_positions(step.positions + 1, rows, self.sink_tokens)[:, :held]
+                bias = self._bias(step.positions, slots)
+            return self._call(q, key[:, :, :held].to(q.dtype), value[:, :, :held].to(q.dtype), None, bias)
         held = min(step.past, rows)
-        positions = torch.cat((ring_positions(step.positions[:, :1], rows)[:, :held], step.positions), 1)
+        before = ring_positions(step.positions[:, :1], rows, self.sink_tokens)[:, :held]
         keys = torch.cat((key[:, :, :held].to(k.dtype), k), 2)
         values = torch.cat((value[:, :, :held].to(v.dtype), v), 2)
-        write_ring(key, k, step)
-        write_ring(value, v, step)
-        return self._call(q, keys, values, visible(step.positions, positions, window=self.window, chunk=self.chunk))
+        write_ring(key, k, step, self.sink_tokens)
+        write_ring(value, v, step, self.sink_tokens)
+        positions = torch.cat((before, step.positions), 1)
+        mask = self._visible(step.positions, positions)
+        return self._call(q, keys, values, mask, self._bias(step.positions, positions))
 
-    def _call(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
+    def _bias(self, query_BS: Tensor, key_BT: Tensor) -> Tensor | None:
+        return None if self.slopes is None else falling(self.slopes, query_BS, key_BT)
+
+    def _visible(self, query_BS: Tensor, key_BT: Tensor) -> Tensor:
+        return visible(query_BS, key_BT, window=self.window, chunk=self.chunk, sink_tokens=self.sink_tokens)
+
+    def _call(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool = False
+    ) -> Tensor:
         return self.kernel(
-            q, k, v, scale=self.scale, mask=mask, causal=causal, sinks_N=self.sinks, soft_cap=self.soft_cap
+            q, k, v, scale=self.scale, mask=mask, causal=causal, sinks_N=self.sinks, soft_cap=self.soft_cap, bias=bias
         )
 
     def extra_repr(self) -> str:
         reach = f", window={self.window}" if self.window else f", chunk={self.chunk}" if self.chunk else ""
+        reach += f", sink_tokens={self.sink_tokens}" if self.sink_tokens else ""
+        reach += "" if self.slopes is None else ", slopes"
         return f"key_dim={self.key_dim}, value_dim={self.value_dim}, scale={self.scale:.6g}{reach}"
 
 
@@ -116,6 +137,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.nope_dim, self.rope_dim, self.value_dim = op.nope_dim, op.rope_dim, op.value_dim
         self.kv_lora_rank, self.scale = op.kv_lora_rank, op.scale
+        self.window, self.sink_tokens, self.ring_rows = op.window, op.sink_tokens, op.ring_rows()
         self.kernel = kernel
 
     def forward(
@@ -124,18 +146,46 @@ class LatentAttention(nn.Module):
         q_BNSH = to_heads(q, self.nope_dim + self.rope_dim)
         seq, mask = q_BNSH.shape[2], None
         causal = True if seq > 1 else False  # noqa: SIM210 (see Attention)
-        if cache is not None:
-            assert step is not None, "a cache needs a step"
-            write_rows(cache, torch.cat((latent, shared), -1).unsqueeze(1), step)
-            if step.past > 0:
-                total = step.past + seq
-                rows = cache[:, 0, :total].to(q.dtype)
-                latent, shared, causal = rows[..., : self.kv_lora_rank], rows[..., self.kv_lora_rank :], False
-                if seq > 1 or not step.uniform:
-                    mask = visible(step.positions, torch.arange(total, device=q.device).unsqueeze(0))
+        if cache is not None and step is not None and step.past > 0:
+            rows, mask = self._rows(torch.cat((latent, shared), -1), step, cache)
+            latent, shared, causal = rows[..., : self.kv_lora_rank], rows[..., self.kv_lora_rank :], False
+        else:
+            if cache is not None:
+                assert step is not None, "a cache needs a step"
+                self._write(cache, torch.cat((latent, shared), -1), step)
+            if self.ring_rows is not None and seq > self.ring_rows:
+                positions = torch.arange(seq, device=q.device).unsqueeze(0)
+                mask, causal = self._visible(positions, positions), False
         if seq == 1 and cache is not None:
             return from_heads(self._absorbed(q_BNSH, latent, shared, mask))
         return from_heads(self._expanded(q_BNSH, latent, shared, mask, causal))
+
+    def _rows(self, new_BSX: Tensor, step: Step, cache: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The rows of a filled cache that a call reads, with the new ones, and the mask over them; None sees all."""
+        seq = new_BSX.shape[1]
+        one = seq == 1 and step.uniform
+        if self.ring_rows is None:
+            self._write(cache, new_BSX, step)
+            total = step.past + seq
+            held = cache[:, 0, :total].to(new_BSX.dtype)
+            return held, None if one else visible(step.positions, torch.arange(total, device=cache.device).unsqueeze(0))
+        if one:
+            self._write(cache, new_BSX, step)
+            return cache[:, 0, : min(step.past + 1, self.ring_rows)].to(new_BSX.dtype), None
+        held = min(step.past, self.ring_rows)
+        before = ring_positions(step.positions[:, :1], self.ring_rows, self.sink_tokens)[:, :held]
+        rows = torch.cat((cache[:, 0, :held].to(new_BSX.dtype), new_BSX), 1)
+        self._write(cache, new_BSX, step)
+        return rows, self._visible(step.positions, torch.cat((before, step.positions), 1))
+
+    def _write(self, cache: Tensor, new_BSX: Tensor, step: Step) -> None:
+        if self.ring_rows is None:
+            write_rows(cache, new_BSX.unsqueeze(1), step)
+        else:
+            write_ring(cache, new_BSX.unsqueeze(1), step, self.sink_tokens)
+
+    def _visible(self, query_BS: Tensor, key_BT: Tensor) -> Tensor:
+        return visible(query_BS, key_BT, window=self.window, sink_tokens=self.sink_tokens)
 
     def _expanded(
         self, q_BNSH: Tensor, latent_BTR: Tensor, shared_BTr: Tensor, mask: Tensor | None, causal: bool

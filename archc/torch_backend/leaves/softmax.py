@@ -8,16 +8,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from archc.torch_backend.leaves.numbers import numbers
 
-def visible(query_BS: Tensor, key_BT: Tensor, *, window: int | None = None, chunk: int | None = None) -> Tensor:
-    """Which key each query sees, (B or 1, 1, S, T) bool; keys at negative positions are nobody's."""
+
+def visible(
+    query_BS: Tensor, key_BT: Tensor, *, window: int | None = None, chunk: int | None = None, sink_tokens: int = 0
+) -> Tensor:
+    """Which key each query sees, (B or 1, 1, S, T) bool; keys at negative positions are nobody's.
+
+    The first ``sink_tokens`` tokens are seen from beyond the window, too.
+    """
     query, key = query_BS.unsqueeze(-1), key_BT.unsqueeze(-2)
     seen = (key <= query) & (key >= 0)
     if window is not None:
-        seen = seen & (key > query - window)
+        near = key > query - window
+        seen = seen & (near | (key < sink_tokens) if sink_tokens else near)
     if chunk is not None:
         seen = seen & (key >= query - query % chunk)
     return seen.unsqueeze(1)
+
+
+def falling(slopes: tuple[float, ...], query_BS: Tensor, key_BT: Tensor) -> Tensor:
+    """What a key's score gains a head: its slope times the distance, at most 0 where it is seen, (B or 1, N, S, T) float32.
+
+    From the distance and not from the key's position, which the softmax would not tell apart, so that the near keys, which
+    matter, keep their digits in half precision.
+    """
+    distance_BST = (key_BT.unsqueeze(-2) - query_BS.unsqueeze(-1)).float()
+    return distance_BST.unsqueeze(1) * numbers(slopes, query_BS).view(-1, 1, 1)
 
 
 def attend(
@@ -30,8 +48,18 @@ def attend(
     causal: bool = False,
     sinks_N: Tensor | None = None,
     soft_cap: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """(B, N, S, V). Query head n reads key-value head n // G. ``causal`` is for as many keys as queries."""
+    """(B, N, S, V). Query head n reads key-value head n // G. ``causal`` is for as many keys as queries.
+
+    ``bias`` (B or 1, N, S, T) is added to the scores.
+    """
+    if bias is not None:
+        # One float mask says what is seen and how much it gains.
+        if causal:
+            mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
+        bias = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+        mask, causal = bias.to(q_BNSH.dtype), False
     if sinks_N is not None or soft_cap is not None:
         return attend_spelled(
             q_BNSH, k_BKTH, v_BKTV, scale=scale, mask=mask, causal=causal, sinks_N=sinks_N, soft_cap=soft_cap
@@ -60,7 +88,10 @@ def attend_spelled(
     sinks_N: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """The same in plain matmuls, with a learned sink logit a head and soft-capped scores; softmax in float32."""
+    """The same in plain matmuls, with a learned sink logit a head and soft-capped scores; softmax in float32.
+
+    A mask of numbers is added after the cap.
+    """
     batch, heads, seq, _ = q_BNSH.shape
     kv_heads = k_BKTH.shape[1]
     # Queries of one group stand under each other, so that no key or value is copied for them.
@@ -71,7 +102,7 @@ def attend_spelled(
     if causal:
         mask = torch.ones(seq, scores.shape[-1], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     if sinks_N is None:
         weights = scores.softmax(-1)
     else:

@@ -27,11 +27,14 @@ def dense(
     causal: bool = False,
     sinks_N: Tensor | None = None,
     soft_cap: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """All scores, then a mask, in float64: (B, N, S, V)."""
     group = q_BNSH.shape[1] // k_BKTH.shape[1]
     q, k, v = q_BNSH.double(), k_BKTH.double().repeat_interleave(group, 1), v_BKTV.double().repeat_interleave(group, 1)
     scores = _scores(q, k, scale, soft_cap)
+    if bias is not None:
+        scores = scores + bias
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if mask is not None:
@@ -49,6 +52,7 @@ def one_query_at_a_time(
     causal: bool = False,
     sinks_N: Tensor | None = None,
     soft_cap: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Each query against only the keys it sees, so that a counter sees the needed pairs and no others."""
     batch, heads, seq, _ = q_BNSH.shape
@@ -63,6 +67,8 @@ def one_query_at_a_time(
         for s in range(seq):
             index = mask[min(b, mask.shape[0] - 1), 0, s].nonzero().flatten()
             scores = _scores(q_BNSH[b : b + 1, :, s : s + 1].double(), k[b : b + 1, :, index], scale, soft_cap)
+            if bias is not None:
+                scores = scores + bias[min(b, bias.shape[0] - 1), :, s : s + 1, index]
             columns.append(_softmax(scores, sinks_N) @ v[b : b + 1, :, index])
         rows.append(torch.cat(columns, 2))
     return torch.cat(rows, 0).to(v_BKTV.dtype)

@@ -13,6 +13,7 @@ from archc.ir.values import Node
 from archc.ops import attention as ops
 from archc_exporters.onnx.context import MS, Lowering
 from archc_exporters.onnx.sinks import attend_by_channel, attend_by_column
+from archc_exporters.onnx.slopes import attend_by_mask, attend_sloping, sloping
 from archc_exporters.onnx.step import (
     capacity_rows,
     causal_mask,
@@ -20,6 +21,7 @@ from archc_exporters.onnx.step import (
     past_column,
     positions,
     ring_mask,
+    ring_seen,
     ring_source,
 )
 from archc_exporters.onnx.weights import Array
@@ -56,6 +58,8 @@ def _over_capacity(
 ) -> ir.Value:
     q, k, v = qkv
     keys, values = append(ctx, node, "key", k), append(ctx, node, "value", v)
+    if op.slopes is not None:
+        return attend_sloping(ctx, node, op, (q, keys, values), numbers)
     if not op.sinks:
         ctx.note("TensorScatter and Attention with nonpad_kv_seqlen: batched chunks, ragged rows, any head widths")
         return ctx.op("Attention", q, keys, values, None, None, None, ctx.inputs["kv_length"], is_causal=1, **numbers)
@@ -102,25 +106,39 @@ def _over_ring(
     ctx: Lowering, node: Node, op: ops.Attention, qkv: tuple[ir.Value, ir.Value, ir.Value], numbers: dict[str, Any]
 ) -> ir.Value:
     q, k, v = qkv
-    rows = op.window or op.chunk
+    rows = op.ring_rows()
     assert rows is not None
-    index, taken = ring_source(ctx, rows)
-    mask = ring_mask(ctx, window=op.window, chunk=op.chunk)
-    joined: list[ir.Value] = []
-    for role, new in (("key", k), ("value", v)):
-        past = ctx.past(node, role)
-        by_token = ctx.op("Transpose", new, perm=[0, 2, 1, 3])
-        landed = ctx.op("Transpose", ctx.op("GatherND", by_token, index, batch_dims=1), perm=[0, 2, 1, 3])
-        ctx.present(node, role, ctx.op("Where", taken, landed, past, dtype=past.dtype))
-        joined.append(ctx.op("Concat", past, new, axis=2))
-    keys, values = joined
-    what = f"Attention over [ring of {rows} rows | new tokens], float mask from slot positions"
+    keys, values = (turn(ctx, node, op, role, new) for role, new in (("key", k), ("value", v)))
+    if op.slopes is not None:
+        ctx.note(f"Attention over [{_ring_text(op)} | new tokens], slopes and the ring in one float mask")
+        seen = ring_seen(ctx, window=op.window, chunk=op.chunk, sink_tokens=op.sink_tokens)
+        mask = ctx.shared(("slopes", op.slopes, rows, op.sink_tokens, op.chunk), lambda: sloping(ctx, op, *seen))
+        return attend_by_mask(ctx, node, op, (q, keys, values), mask, numbers)
+    mask = ring_mask(ctx, window=op.window, chunk=op.chunk, sink_tokens=op.sink_tokens)
+    what = f"Attention over [{_ring_text(op)} | new tokens], float mask from slot positions"
     if not op.sinks:
         ctx.note(what)
         return ctx.op("Attention", q, keys, values, mask, **numbers)
     ctx.note(f"{what}; the sink is a {_sink_form(op)}")
     attend = attend_by_channel if op.soft_cap is None else attend_by_column
     return attend(ctx, node, op, (q, keys, values), mask=mask, numbers=numbers)
+
+
+def _ring_text(op: ops.Attention | ops.LatentAttention) -> str:
+    rows = op.ring_rows()
+    return f"{op.sink_tokens} first tokens and a ring of {op.window} rows" if op.sink_tokens else f"ring of {rows} rows"
+
+
+def turn(ctx: Lowering, node: Node, op: ops.Attention | ops.LatentAttention, role: str, new: ir.Value) -> ir.Value:
+    """[ring before the call | new rows], (batch, K, rows + seq, width); the ring itself gets the rows that it holds after it."""
+    rows = op.ring_rows()
+    assert rows is not None
+    index, taken = ring_source(ctx, rows, op.sink_tokens)
+    past = ctx.past(node, role)
+    by_token = ctx.op("Transpose", new, perm=[0, 2, 1, 3])
+    landed = ctx.op("Transpose", ctx.op("GatherND", by_token, index, batch_dims=1), perm=[0, 2, 1, 3])
+    ctx.present(node, role, ctx.op("Where", taken, landed, past, dtype=past.dtype))
+    return ctx.op("Concat", past, new, axis=2)
 
 
 def _sink_form(op: ops.Attention) -> str:
@@ -140,11 +158,12 @@ def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, s
     op = node.op
     assert isinstance(op, ops.LatentAttention)
     row = ctx.op("Unsqueeze", ctx.op("Concat", latent, shared_key, axis=-1), ctx.ints(1))
-    cache = append(ctx, node, "latent", row)
     q = to_heads(ctx, q, op.num_heads, op.nope_dim + op.rope_dim)
-    ctx.note(
-        "If(seq > 1): keys and values expanded from the used rows, else the projection absorbed into query and output"
-    )
+    if op.window is None:
+        cache, read = append(ctx, node, "latent", row), "the used rows"
+    else:
+        cache, read = turn(ctx, node, op, "latent", row), f"[{_ring_text(op)} | new tokens] under a float mask"
+    ctx.note(f"If(seq > 1): keys and values expanded from {read}, else the projection absorbed into query and output")
     o = ctx.op(
         "If",
         is_many(ctx),
@@ -157,12 +176,14 @@ def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, s
 
 def _expanded(ctx: Lowering, node: Node, op: ops.LatentAttention, q: ir.Value, cache: ir.Value) -> ir.Value:
     """Keys and values of every head from the rows in use, (batch, N, seq, V)."""
-    used = ctx.op("Slice", cache, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
+    used = cache
+    if op.window is None:
+        used = ctx.op("Slice", cache, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
     latent, shared_key = ctx.ops("Split", used, ctx.ints(op.kv_lora_rank, op.rope_dim), dtypes=(None, None), axis=-1)
     own = ctx.op("FusedMatMul", latent, _key_weight(ctx, node, op), domain=MS, transB=1)
     keys = ctx.op("Concat", own, ctx.op("Expand", shared_key, ctx.ints(1, op.num_heads, 1, 1)), axis=-1)
     values = ctx.op("MatMul", latent, _value_weight(ctx, node, op))
-    return _causal(ctx, op, q, keys, values)
+    return _attend(ctx, op, q, keys, values)
 
 
 def _absorbed(ctx: Lowering, node: Node, op: ops.LatentAttention, q: ir.Value, cache: ir.Value) -> ir.Value:
@@ -170,10 +191,14 @@ def _absorbed(ctx: Lowering, node: Node, op: ops.LatentAttention, q: ir.Value, c
     own, turned = ctx.ops("Split", q, ctx.ints(op.nope_dim, op.rope_dim), dtypes=(None, None), axis=-1)
     query = ctx.op("Concat", ctx.op("MatMul", own, _key_weight(ctx, node, op)), turned, axis=-1)
     values = ctx.op("Slice", cache, ctx.ints(0), ctx.ints(op.kv_lora_rank), ctx.ints(3))
-    return ctx.op("MatMul", _causal(ctx, op, query, cache, values), _value_weight(ctx, node, op))
+    return ctx.op("MatMul", _attend(ctx, op, query, cache, values), _value_weight(ctx, node, op))
 
 
-def _causal(ctx: Lowering, op: ops.LatentAttention, q: ir.Value, keys: ir.Value, values: ir.Value) -> ir.Value:
+def _attend(ctx: Lowering, op: ops.LatentAttention, q: ir.Value, keys: ir.Value, values: ir.Value) -> ir.Value:
+    """Causal over a full cache, under the ring's mask over [ring | new tokens]."""
+    if op.window is not None:
+        mask = ring_mask(ctx, window=op.window, sink_tokens=op.sink_tokens)
+        return ctx.op("Attention", q, keys, values, mask, scale=op.scale)
     length = ctx.inputs["kv_length"]
     return ctx.op("Attention", q, keys, values, None, None, None, length, is_causal=1, scale=op.scale)
 

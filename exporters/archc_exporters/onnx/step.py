@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from archc.graph.graph import CAPACITY_MULTIPLE
 from archc_exporters.onnx.context import Lowering
 
 
@@ -61,63 +62,112 @@ def valid_tokens(ctx: Lowering) -> ir.Value:
     return ctx.shared("valid tokens", make)
 
 
-def ring_positions(ctx: Lowering, end: ir.Value, rows: int) -> ir.Value:
-    """Position of the newest token before ``end`` (batch, 1) in each slot of a ring, (batch, rows); negative where none is."""
-    one, size = (ctx.scalar(number, ir.DataType.INT64) for number in (1, rows))
+def ring_positions(ctx: Lowering, end: ir.Value, rows: int, sink_tokens: int = 0) -> ir.Value:
+    """Position of the newest token before ``end`` (batch, 1) in each row of a ring, (batch, rows); negative where none is.
+
+    The first ``sink_tokens`` rows hold those positions for good; the others later ones, modulo their number.
+    """
+    one, size = (ctx.scalar(number, ir.DataType.INT64) for number in (1, rows - sink_tokens))
     newest = ctx.op("Sub", end, one)
     slots = ctx.constant(np.arange(rows)[None])
     # Mod takes the sign of the divisor, so slots that no token reached come out negative.
-    return ctx.op("Sub", newest, ctx.op("Mod", ctx.op("Sub", newest, slots), size))
+    held = ctx.op("Sub", newest, ctx.op("Mod", ctx.op("Sub", newest, slots), size))
+    if sink_tokens == 0:
+        return held
+    is_sink = np.arange(rows)[None] < sink_tokens
+    position = ctx.op("Where", ctx.constant(is_sink), slots, held, dtype=ir.DataType.INT64)
+    # A sink row is empty until its token came, a row of the ring as long as a sink token is the last that would fall there.
+    first = ctx.constant(np.where(is_sink, 0, sink_tokens))
+    later = ctx.op("GreaterOrEqual", position, first, dtype=ir.DataType.BOOL)
+    filled = ctx.op("And", later, ctx.op("LessOrEqual", position, newest, dtype=ir.DataType.BOOL))
+    return ctx.op("Where", filled, position, ctx.scalar(-1, ir.DataType.INT64), dtype=ir.DataType.INT64)
 
 
-def ring_mask(ctx: Lowering, *, window: int | None, chunk: int | None) -> ir.Value:
-    """Which rows of [ring | new tokens] a token sees, as 0 or a large negative number, (batch, 1, seq, W + seq)."""
+def ring_mask(ctx: Lowering, *, window: int | None, chunk: int | None = None, sink_tokens: int = 0) -> ir.Value:
+    """Which rows of [ring | new tokens] a token sees, as 0 or a large negative number, (batch, 1, seq, rows + seq)."""
+    return ctx.shared(
+        ("ring mask", window, chunk, sink_tokens),
+        lambda: additive(ctx, ring_seen(ctx, window=window, chunk=chunk, sink_tokens=sink_tokens)[0]),
+    )
 
-    def make() -> ir.Value:
-        rows = window or chunk
-        assert rows is not None
+
+def ring_seen(
+    ctx: Lowering, *, window: int | None, chunk: int | None, sink_tokens: int = 0
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """(which rows of [ring | new tokens] a token sees, (batch, seq, rows + seq) bool; positions of rows, and of tokens)."""
+
+    def make() -> tuple[ir.Value, ir.Value, ir.Value]:
+        reach = window or chunk
+        assert reach is not None
         here = positions(ctx)
-        before = ctx.shared(("ring before", rows), lambda: ring_positions(ctx, past_column(ctx), rows))
+        before = ring_before(ctx, reach + sink_tokens, sink_tokens)
         key = ctx.op("Unsqueeze", ctx.op("Concat", before, here, axis=1), ctx.ints(1))
         query = ctx.op("Unsqueeze", here, ctx.ints(2))
         seen = ctx.op("LessOrEqual", key, query, dtype=ir.DataType.BOOL)
-        zero, reach = (ctx.scalar(number, ir.DataType.INT64) for number in (0, rows))
+        zero, size = (ctx.scalar(number, ir.DataType.INT64) for number in (0, reach))
         if window is not None:
-            near = ctx.op("Greater", key, ctx.op("Sub", query, reach), dtype=ir.DataType.BOOL)
+            near = ctx.op("Greater", key, ctx.op("Sub", query, size), dtype=ir.DataType.BOOL)
+            if sink_tokens:
+                first = ctx.op("Less", key, ctx.scalar(sink_tokens, ir.DataType.INT64), dtype=ir.DataType.BOOL)
+                near = ctx.op("Or", near, first)
             filled = ctx.op("GreaterOrEqual", key, zero, dtype=ir.DataType.BOOL)
             seen = ctx.op("And", ctx.op("And", seen, near), filled)
         else:
             # The start of a chunk is never negative, so empty slots fall out by themselves.
-            start = ctx.op("Mul", ctx.op("Div", query, reach), reach)
+            start = ctx.op("Mul", ctx.op("Div", query, size), size)
             seen = ctx.op("And", seen, ctx.op("GreaterOrEqual", key, start, dtype=ir.DataType.BOOL))
-        return additive(ctx, seen)
+        return seen, key, query
 
-    return ctx.shared(("ring mask", window, chunk), make)
+    return ctx.shared(("ring seen", window, chunk, sink_tokens), make)
 
 
-def ring_source(ctx: Lowering, rows: int) -> tuple[ir.Value, ir.Value]:
-    """For each slot of a ring: index of the new token that lands there, (batch, W, 1), and whether one does, (batch, 1, W, 1)."""
+def ring_before(ctx: Lowering, rows: int, sink_tokens: int = 0) -> ir.Value:
+    """Position that each row of a ring holds before the call, (batch, rows); negative where it holds none."""
+    key = ("ring before", rows, sink_tokens)
+    return ctx.shared(key, lambda: ring_positions(ctx, past_column(ctx), rows, sink_tokens))
+
+
+def ring_source(ctx: Lowering, rows: int, sink_tokens: int = 0) -> tuple[ir.Value, ir.Value]:
+    """For each row of a ring: index of the new token that lands there, (batch, W, 1), and whether one does, (batch, 1, W, 1)."""
 
     def make() -> tuple[ir.Value, ir.Value]:
         end = ctx.op("Add", past_column(ctx), seq_column(ctx))
-        source = ctx.op("Sub", ring_positions(ctx, end, rows), past_column(ctx))
+        source = ctx.op("Sub", ring_positions(ctx, end, rows, sink_tokens), past_column(ctx))
         zero = ctx.scalar(0, ir.DataType.INT64)
         taken = ctx.op("GreaterOrEqual", source, zero, dtype=ir.DataType.BOOL)
         index = ctx.op("Unsqueeze", ctx.op("Max", source, zero), ctx.ints(2))
         return index, ctx.op("Unsqueeze", taken, ctx.ints(1, 3))
 
-    return ctx.shared(("ring source", rows), make)
+    return ctx.shared(("ring source", rows, sink_tokens), make)
 
 
-def capacity_rows(ctx: Lowering, cache: ir.Value) -> ir.Value:
-    """0, 1, … of a full cache without its reserved last row, int64 (1, 1, capacity - 1)."""
+def capacity_rows(ctx: Lowering, cache: ir.Value, *, reserved: bool = True) -> ir.Value:
+    """0, 1, … of a full cache, int64 (1, 1, capacity), or (1, 1, capacity - 1) without its ``reserved`` last row."""
 
     def make() -> ir.Value:
         zero, one = (ctx.scalar(number, ir.DataType.INT64) for number in (0, 1))
-        capacity = ctx.op("Squeeze", ctx.op("Shape", cache, dtype=ir.DataType.INT64, start=2, end=3), ctx.ints(0))
-        return ctx.op("Unsqueeze", ctx.op("Range", zero, ctx.op("Sub", capacity, one), one), ctx.ints(0, 1))
+        rows = ctx.op("Squeeze", ctx.op("Shape", cache, dtype=ir.DataType.INT64, start=2, end=3), ctx.ints(0))
+        if reserved:
+            rows = ctx.op("Sub", rows, one)
+        return ctx.op("Unsqueeze", ctx.op("Range", zero, rows, one), ctx.ints(0, 1))
 
-    return ctx.shared("capacity rows", make)
+    return ctx.shared(("capacity rows", reserved), make)
+
+
+def used_rows(ctx: Lowering, rows: ir.Value) -> ir.Value:
+    """How many of a full cache's ``rows`` (1, 1, T) are in use, rounded up to the multiple that its capacity is too, int64 [1].
+
+    Read off a shape, because what is computed from ``max_length`` itself would be copied to the GPU and back.
+    """
+
+    def make() -> ir.Value:
+        used = ctx.op("Slice", rows, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
+        count = ctx.op("Shape", used, dtype=ir.DataType.INT64, start=2, end=3)
+        rest, multiple = (ctx.ints(number) for number in (CAPACITY_MULTIPLE - 1, CAPACITY_MULTIPLE))
+        whole = ctx.op("Div", ctx.op("Add", count, rest), multiple)
+        return ctx.op("Mul", whole, multiple)
+
+    return ctx.shared("used rows", make)
 
 
 def causal_mask(ctx: Lowering, rows: ir.Value, at: ir.Value) -> ir.Value:

@@ -58,6 +58,7 @@ class GQA(Mixer):
             q, k = (g.rms_norm("", t, eps=self.norm.epsilon(), head_dim=d, weight=False) for t in (q, k))
         if self.query_temperature is not None:
             q = g.query_temperature(q, scale=self.query_temperature.scale, floor=self.query_temperature.floor)
+        scale = self._scale(g, x.width)
         o = g.attention(
             "attention",
             q,
@@ -65,11 +66,12 @@ class GQA(Mixer):
             v,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
-            scale=self._scale(g, x.width),
+            scale=scale,
             window=self.sliding_window,
             chunk=self.attention_chunk_size,
             sinks=self.sink_logits,
             soft_cap=self.attn_logit_softcapping,
+            slopes=self.position.bias(g, num_heads=self.num_heads, scale=scale),
         )
         if self.output_gate:
             o = g.mul(o, g.sigmoid(g.linear("gate_proj", x, self.num_heads * d, axis="heads")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import PositiveInt
 
+from archc.errors import GraphError
 from archc.families import Mixer
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Value
@@ -30,6 +31,12 @@ class MLA(Mixer):
             self.qk_rope_head_dim,
             self.qk_nope_head_dim + self.qk_rope_head_dim,
         )
+        scale = head_dim**-0.5 * self.position.softmax_multiplier()
+        if self.position.bias(g, num_heads=self.num_heads, scale=scale) is not None:
+            raise GraphError(
+                f"{g.path}: {self.position.kind_name} puts a slope on the scores, and mla has no place for it; "
+                "give this mixer a position of its own, rope or none"
+            )
         if self.q_lora_rank is None:
             q = g.linear("q_proj", x, self.num_heads * head_dim, axis="heads")
         else:
@@ -49,7 +56,7 @@ class MLA(Mixer):
             num_heads=self.num_heads,
             nope_dim=nope,
             value_dim=self.v_head_dim,
-            scale=head_dim**-0.5 * self.position.softmax_multiplier(),
+            scale=scale,
         )
         if self.output_gate:
             o = g.mul(o, g.sigmoid(g.linear("gate_proj", x, self.num_heads * self.v_head_dim, axis="heads")))

@@ -1,0 +1,47 @@
+"""What positions add to the embedding."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from archc.errors import GraphError
+from archc.ir.values import Node
+from archc.ops import position as ops
+from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.weights import NUMPY_DTYPES, Array
+
+
+def learned_positions(ctx: Lowering, node: Node, at: ir.Value) -> ir.Value:
+    """Gather. Rows before the offset are no position's and stay out of the file; padding beyond the last row reads that.
+
+    Raises:
+        GraphError: the file should take more tokens than there are rows.
+    """
+    op = node.op
+    assert isinstance(op, ops.LearnedPositions)
+    rows, offset = op.num_positions, op.offset
+    if ctx.graph.capacity(rows) < ctx.table_rows:
+        raise GraphError(
+            f"{ctx.path}: positions are learned up to max_position_embeddings, {rows}; max_model_len should be at most that"
+        )
+
+    def cut(table: Array) -> Array:
+        return table[offset:]
+
+    ctx.note("Gather; positions of padding are held within the table, which a token's never leave")
+    table = ctx.weight(node, "weight", tag="used" if offset else "", shape=(rows, op.width), transform=cut)
+    return ctx.op("Gather", table, ctx.op("Min", at, ctx.scalar(rows - 1, ir.DataType.INT64)), dtype=ctx.dtype, axis=0)
+
+
+def sinusoids(ctx: Lowering, node: Node, at: ir.Value, x: ir.Value) -> ir.Value:
+    """An initializer over every position of the capacity, of which Gather reads rows; nothing is computed a step."""
+    op = node.op
+    assert isinstance(op, ops.Sinusoids)
+    width = node.inputs[1].width
+    ctx.note("sines and cosines as an initializer over the capacity: Gather reads rows by position")
+    angles = np.arange(ctx.table_rows, dtype=np.float64)[:, None] * np.array(ops.sinusoid_frequencies(op.base, width))
+    assert x.dtype is not None
+    numbers = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(ctx.table_rows, width)
+    table = ctx.constant(numbers.astype(NUMPY_DTYPES[x.dtype]), name=f"{ctx.path}.table")
+    return ctx.op("Gather", table, at, axis=0)
