@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.parity.deltanet import OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from tests.parity.dense import LLAMA, LLAMA_FULL, LLAMA_LINEAR, MISTRAL, QWEN3
 from tests.parity.latent import DEEPSEEK_V2, DEEPSEEK_V2_LITE, DEEPSEEK_V3, KIMI_LINEAR
+from tests.parity.normed import COHERE2, GEMMA2, GEMMA3, OLMO2, PHI3, PHI3_LONG, QWEN2
 from tests.parity.sparse import GPT_OSS, MIXTRAL, QWEN3_MOE
 
 FAMILIES = (
@@ -12,6 +13,13 @@ FAMILIES = (
     LLAMA_LINEAR,
     LLAMA_FULL,
     MISTRAL,
+    QWEN2,
+    OLMO2,
+    GEMMA2,
+    GEMMA3,
+    PHI3,
+    PHI3_LONG,
+    COHERE2,
     MIXTRAL,
     QWEN3,
     QWEN3_MOE,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torch import Tensor
 
 from tests.parity.delta_weights import LAYERS, MIXERS
+from tests.parity.dense_weights import LAYERS as DENSE_LAYERS
 
 Tensors = dict[str, Tensor]
 
@@ -136,6 +137,7 @@ def _place(name: str, tensor: Tensor, family: str) -> Tensors | None:
     """Where a tensor of transformers goes, under full names; None if nowhere."""
     experts = _GPT_OSS_EXPERTS if family == "gpt_oss" else _EXPERTS
     for prefix, scope, rules in (
+        (r"()()", "", DENSE_LAYERS.get(family, ())),
         (r"()()", "", LAYERS.get(family, ())),
         (r"(model\.)(layers\.\d+\.)(self|linear)_attn\.", "mixer.", (*MIXERS.get(family, ()), *_MIXER)),
         (r"(model\.)(layers\.\d+\.)mlp\.experts\.", "ffn.experts.", experts),
