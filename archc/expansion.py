@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from typing import cast as typing_cast
 
@@ -45,6 +45,7 @@ def expand(spec: Spec) -> Graph:
         inputs=g.inputs,
         outputs={spec.head.output: output},
         plugins=_plugins(spec),
+        policies=surroundings.policies(spec),
         mtp=_mtp(spec) if spec.mtp is not None else None,
     )
 
@@ -58,6 +59,11 @@ class _Surroundings:
         self.cache: CachePolicy = stack.cache or spec.cache
         self.block: Block = stack.block or spec.stack.block
         self.final_norm = self.block.final_norm_default if stack.final_norm is None else stack.final_norm
+
+    def policies(self, spec: Spec) -> dict[str, tuple[str, int | None]]:
+        """Mixer -> (the cache policy that rules it, tokens a block where it gives out blocks)."""
+        rules: dict[str, CachePolicy] = {name: mixer.cache or self.cache for name, mixer in spec.mixers.items()}
+        return {name: (policy.kind_name, policy.block_tokens()) for name, policy in rules.items()}
 
     def fill(self, mixer: Mixer) -> Mixer:
         """The mixer with its open defaults filled in."""
@@ -80,7 +86,25 @@ def _layers(g: Builder, spec: Spec, around: _Surroundings, plans: Iterable[Layer
         ffn = spec.ffns[plan.ffn] if plan.ffn is not None else None
         label = " + ".join(name for name in (plan.mixer, plan.ffn) if name is not None)
         x = g.layer(index, _layer, x, key=plan, label=label, plan=plan, mixer=mixer, ffn=ffn, around=around)
+    forgetful = {name: mixer for name, mixer in mixers.items() if mixer.cache.kept() is not None}
+    if forgetful:
+        _check_forgetting(g, forgetful)
     return x
+
+
+def _check_forgetting(g: Builder, mixers: Mapping[str, Mixer]) -> None:
+    """A policy that forgets holds for every row of a mixer, whoever wrote its ops.
+
+    Raises:
+        GraphError: some rows are kept for good, or there are none.
+    """
+    for body in {inner.body for layer in g.root.calls() for inner in layer.body.calls() if inner.body.part == "mixer"}:
+        mixer = mixers.get(body.label)
+        growths = {state.growth for _, state in body.states()}
+        if mixer is not None and ("append" in growths or "ring" not in growths):
+            what = "keeps rows of all tokens" if "append" in growths else "keeps no row a token"
+            policy = mixer.cache.kind_name
+            raise GraphError(f"mixers.{body.label}: {mixer.kind_name} {what} under cache policy {policy}")
 
 
 def _layer(
@@ -90,12 +114,13 @@ def _layer(
 
     def place_mixer(value: Value) -> Value:
         assert mixer is not None
-        before = g.cache_dtype, g.state_dtype, g.norm
-        g.cache_dtype, g.state_dtype, g.norm = mixer.cache.kv_dtype(), mixer.cache.state_dtype, place_norm
+        policy: CachePolicy = mixer.cache
+        before = g.cache_dtype, g.state_dtype, g.kept, g.norm
+        g.cache_dtype, g.state_dtype, g.kept, g.norm = policy.kv_dtype(), policy.state_dtype, policy.kept(), place_norm
         try:
             return g.scope("mixer", mixer.define, value, label=plan.mixer or "", part="mixer")
         finally:
-            g.cache_dtype, g.state_dtype, g.norm = before
+            g.cache_dtype, g.state_dtype, g.kept, g.norm = before
 
     def place_ffn(value: Value) -> Value:
         assert ffn is not None

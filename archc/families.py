@@ -93,10 +93,26 @@ class CachePolicy(Kind):
     dtype: Dtype | None = None
     state_dtype: Dtype = "float32"
 
+    """dtype of recurrent matrices."""
+
+    rules_rows: ClassVar[bool] = False
+    """Whether it says which rows are kept, so that a mixer without a row a token can't have it."""
     def kv_dtype(self) -> str:
         """dtype of keys, values, latents and convolution columns."""
         return self.dtype or MODEL_DTYPE
 
+
+    def kept(self) -> tuple[int, int] | None:
+        """(newest tokens, first tokens) that are kept although the mask could reach more; None where none is forgotten."""
+        return None
+
+    def block_tokens(self) -> int | None:
+        """Tokens a block where rows are given out in blocks; None where a tensor holds them."""
+        return None
+
+    def objection(self, mixer: Mixer) -> str:
+        """Why this policy can't hold what a mixer keeps, as "which ..."; empty where it can."""
+        return ""
 
 class Block(Kind):
     """The residual layout of a layer."""
@@ -124,6 +140,14 @@ class Mixer(Kind):
     @abstractmethod
     def define(self, g: Builder, x: Value) -> Value:
         """``x``: (batch, seq, hidden_size) -> same shape."""
+    """How this mixer's state is stored. Default: the stack's."""
+
+    keeps_rows: ClassVar[bool] = True
+    """Whether it keeps a row a token; False where it keeps a state of fixed size only."""
+
+    def forgetting_objection(self, newest: int, first: int) -> str:
+        """Why a cache of so many newest and first tokens doesn't fit, as "which ..."; empty where it does."""
+        return ""
 
 
 class FFN(Kind):

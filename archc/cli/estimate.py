@@ -25,10 +25,8 @@ from archc.cli.options import (
 @click.option(
     "--block-size",
     type=POSITIVE,
-    default=16,
-    show_default=True,
     metavar="TOKENS",
-    help="Tokens a block of a paged cache.",
+    help="Tokens a block of a paged cache. Default: the cache policy's, else 16.",
 )
 @set_option
 @json_option
@@ -38,7 +36,7 @@ def command(
     max_model_len: int | None,
     dtype: str | None,
     kv_cache_dtype: str | None,
-    block_size: int,
+    block_size: int | None,
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:

@@ -90,13 +90,14 @@ def _print_layers(found: Estimate) -> None:
 def _print_cache(found: Estimate) -> None:
     cache = found.cache
     print_heading("cache, by mixer (bytes of the whole batch where not said otherwise)")
-    columns = ("mixer", "layers", "B/token", "window", "state B/seq", "used", "allocated", "paged")
+    columns = ("mixer", "policy", "layers", "B/token", "window", "state B/seq", "used", "allocated", "paged")
     rows: list[tuple[str, ...]] = []
     for kind in cache.by_kind:
         state_bytes = kind.recurrent_bytes_per_sequence + kind.convolution_bytes_per_sequence
         rows.append(
             (
                 kind.name,
+                kind.policy or "-",
                 str(kind.layers),
                 f"{kind.bytes_per_token_below_windows:,}",
                 "-" if kind.window is None else f"{kind.window:,}",
@@ -107,7 +108,7 @@ def _print_cache(found: Estimate) -> None:
             )
         )
     if rows:
-        print_table(columns, rows)
+        print_table(columns, rows, left=2)
     below = cache.total("bytes_per_token_below_windows")
     pairs = [_bytes("growth per token and sequence", cache.bytes_per_token)]
     if below != cache.bytes_per_token:
@@ -118,7 +119,9 @@ def _print_cache(found: Estimate) -> None:
         pairs.append(_bytes("convolution states per sequence", convolution))
     pairs.append(_bytes("used", cache.used_bytes))
     pairs.append(_bytes(f"allocated ({cache.capacity_rows:,} rows)", cache.allocated_bytes))
-    pairs.append(_bytes(f"paged (blocks of {found.block_size_tokens} tokens)", cache.paged_bytes))
+    sizes = dict.fromkeys(kind.block_size_tokens for kind in cache.by_kind if kind.bytes_per_token_below_windows)
+    blocks = f" (blocks of {', '.join(map(str, sizes))} tokens)" if sizes else ""
+    pairs.append(_bytes(f"paged{blocks}", cache.paged_bytes))
     print_pairs(pairs)
     click.echo(f"  used bytes = {cache.formula}")
 

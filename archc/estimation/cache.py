@@ -11,6 +11,9 @@ from archc.ir.size import SEQ, Dim, ceil_div, evaluate, product, simplify, symbo
 from archc.ir.values import State
 from archc.units import DTYPE_BITS, tensor_bytes
 
+DEFAULT_BLOCK_SIZE_TOKENS = 16
+"""Tokens a block of a paged cache, vLLM's default."""
+
 LONG_CONTEXT = 1 << 40
 """Tokens beyond every window: growth is measured between this and twice this."""
 
@@ -25,6 +28,8 @@ class CacheKind:
     name: str
     part: Part
     layers: int
+    policy: str = ""
+    block_size_tokens: int = 0
     ops: list[str] = field(default_factory=list[str])
     window: int | None = None
     bytes_per_token: int = 0
@@ -40,6 +45,8 @@ class CacheKind:
             "name": self.name,
             "part": ".".join(self.part),
             "layers": self.layers,
+            "policy": self.policy,
+            "block_size_tokens": self.block_size_tokens,
             "ops": self.ops,
             "window_tokens": self.window,
             "bytes_per_token": self.bytes_per_token,
@@ -103,13 +110,20 @@ class Cache:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CacheOptions:
-    """``kv_dtype`` overrides what the spec's cache policy says for keys, values, latents and convolution columns."""
+    """What overrides the spec's cache policies.
+
+    ``kv_dtype`` is that of keys, values, latents and convolution columns; ``block_size_tokens`` are those of a block.
+    """
 
     model_dtype: str
     kv_dtype: str | None
     batch_size: int
     max_model_len: int
-    block_size_tokens: int
+    block_size_tokens: int | None
+
+    def block_tokens(self, stated: int | None) -> int:
+        """Tokens a block: the option's, what a policy states, or the usual number."""
+        return self.block_size_tokens or stated or DEFAULT_BLOCK_SIZE_TOKENS
 
     def state_dtype(self, state: State) -> str:
         """The dtype a state is kept in; a recurrent state follows the spec's ``state_dtype`` whatever the options."""
@@ -127,19 +141,23 @@ def measure_cache(graph: Graph, placement: Placement, options: CacheOptions) -> 
         for state in placed.node.states.values():
             part = placed.part[:2]
             if part not in kinds:
-                kinds[part] = CacheKind(part[-1], part, placement.scopes.get(part, placed.count))
+                policy, stated = graph.policies.get(part[-1], ("", None))
+                layers_of = placement.scopes.get(part, placed.count)
+                kinds[part] = CacheKind(part[-1], part, layers_of, policy, options.block_tokens(stated))
             rows = [kinds[part]]
             if placed.layer:
                 rows.append(layers[placed.layer])
             for kind in rows:
-                _add(kind, graph, placed, state, options)
+                _add(kind, graph, placed, state, options, kinds[part].block_size_tokens)
             formula = formula + _bytes_formula(state, DTYPE_BITS[options.state_dtype(state)]) * placed.count
     simple = simplify(formula)
     text = str(simple if isinstance(simple, int) else simple.substitute({"past": TOKENS - SEQ}))
     return Cache(list(kinds.values()), layers, text, graph.capacity(options.max_model_len))
 
 
-def _add(kind: CacheKind, graph: Graph, placed: Placed, state: State, options: CacheOptions) -> None:
+def _add(
+    kind: CacheKind, graph: Graph, placed: Placed, state: State, options: CacheOptions, block_size_tokens: int
+) -> None:
     dtype, count = options.state_dtype(state), placed.count
     name = placed.node.op.op_name
     if name not in kind.ops:
@@ -148,7 +166,7 @@ def _add(kind: CacheKind, graph: Graph, placed: Placed, state: State, options: C
     kind.used_bytes += tensor_bytes(evaluate(product(state.used), env), dtype) * count
     shape = graph.state_shape(state, batch=options.batch_size, max_model_len=options.max_model_len)
     kind.allocated_bytes += tensor_bytes(evaluate(product(shape), {}), dtype) * count
-    kind.paged_bytes += tensor_bytes(_paged_elements(state, env, options.block_size_tokens), dtype) * count
+    kind.paged_bytes += tensor_bytes(_paged_elements(state, env, block_size_tokens), dtype) * count
     if state.token_dim is None:
         fixed_bytes = tensor_bytes(_elements(state, tokens=1), dtype) * count
         if state.role == "convolution":

@@ -22,20 +22,20 @@ from archc.units import DTYPE_BITS, dtype_name
 DEFAULT_LENGTH_TOKENS = 4096
 """Length of an estimate when neither the caller nor the spec states one."""
 
-DEFAULT_BLOCK_SIZE_TOKENS = 16
-"""Tokens a block of a paged cache, vLLM's default."""
-
 
 @dataclass(slots=True)
 class Estimate:
-    """All costs of a model, with the options that they hold for. Names of quantities end in their unit."""
+    """All costs of a model, with the options that they hold for. Names of quantities end in their unit.
+
+    ``kv_cache_dtype`` and ``block_size_tokens`` are None where the spec's cache policies hold.
+    """
 
     name: str
     dtype: str
     kv_cache_dtype: str | None
     batch_size: int
     max_model_len: int
-    block_size_tokens: int
+    block_size_tokens: int | None
     layers: dict[str, int]
     parameters: Parameters
     weights: Weights
@@ -43,7 +43,7 @@ class Estimate:
     flops: Flops
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; every number is an integer."""
+        """Plain data; every number is an integer, and an option that is not stated is None."""
         return {
             "name": self.name,
             "options": {
@@ -91,12 +91,12 @@ def estimate(
     max_model_len: int | None = None,
     dtype: str | None = None,
     kv_cache_dtype: str | None = None,
-    block_size: int = DEFAULT_BLOCK_SIZE_TOKENS,
+    block_size: int | None = None,
 ) -> Estimate:
     """Parameters, weight bytes, cache bytes and FLOPs of a spec, a graph, a file or a shipped name.
 
     ``max_model_len`` tokens default to the spec's ``max_position_embeddings``; ``dtype`` and ``kv_cache_dtype`` may be
-    short (``bf16``); ``block_size`` is in tokens.
+    short (``bf16``); ``block_size``, in tokens, overrides what cache policies say.
 
     Raises:
         ArchcError: the spec has problems, or an option is no dtype or not positive.
@@ -104,7 +104,7 @@ def estimate(
     graph = _graph(spec_or_graph)
     length = max_model_len or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
     for name, value in (("batch_size", batch_size), ("max_model_len", length), ("block_size", block_size)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ArchcError(f"{name} should be at least 1 (found {value})")
     model_dtype = graph.dtype if dtype is None else _dtype("dtype", dtype)
     kv_dtype = None if kv_cache_dtype is None else _dtype("kv_cache_dtype", kv_cache_dtype)

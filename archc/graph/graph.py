@@ -19,7 +19,8 @@ class Graph:
 
     ``inputs`` are declared, never found: ``input_ids`` and ``positions``, both (batch, seq) int64. ``outputs`` holds
     ``logits`` or ``hidden_states``. ``mtp`` are the extra prediction layers, traced apart and counted apart.
-    ``plugins`` maps "family:name" to (package, version).
+    ``plugins`` maps "family:name" to (package, version). ``policies`` maps a mixer's name to its cache policy and the
+    tokens a block where that gives out blocks: rules for counting, since what is computed is in the nodes.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Graph:
     inputs: dict[str, Value] = field(default_factory=dict[str, Value])
     outputs: dict[str, Value] = field(default_factory=dict[str, Value])
     plugins: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    policies: dict[str, tuple[str, int | None]] = field(default_factory=dict[str, tuple[str, int | None]])
     mtp: Graph | None = None
 
     def walk(self) -> Iterator[tuple[str, Node]]:

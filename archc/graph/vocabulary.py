@@ -33,7 +33,8 @@ from archc.ops.rotary import QueryTemperature, RopeTable, Rotary
 class Builder(Tracer):
     """What ``define`` calls.
 
-    ``cache_dtype`` and ``state_dtype`` are those of the cache policy that rules the open mixer, ``norm`` places the norm
+    ``cache_dtype`` and ``state_dtype`` are those of the cache policy that rules the open mixer, ``kept`` are the newest and
+    the first tokens that it keeps where it forgets others, ``norm`` places the norm
     that rules the open layer. ``max_position_embeddings`` is the length that the model is made for, where the spec says it.
     """
 
@@ -41,6 +42,7 @@ class Builder(Tracer):
         super().__init__()
         self.max_position_embeddings = max_position_embeddings
         self.cache_dtype = MODEL_DTYPE
+        self.kept: tuple[int, int] | None = None
         self.state_dtype = "float32"
         self.norm: Callable[[str, Value], Value] = self._no_norm
 
@@ -195,6 +197,7 @@ class Builder(Tracer):
         slopes: Sequence[float] | None = None,
     ) -> Value:
         """Causal softmax attention over its own cache, (batch, seq, heads x value_dim)."""
+        window, sink_tokens = self._reach(name, window, chunk)
         op = Attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -202,6 +205,7 @@ class Builder(Tracer):
             value_dim=v.width // num_kv_heads,
             scale=scale,
             window=window,
+            sink_tokens=sink_tokens,
             chunk=chunk,
             sinks=sinks,
             soft_cap=soft_cap,
@@ -209,6 +213,19 @@ class Builder(Tracer):
             cache_dtype=self.cache_dtype,
         )
         return self.emit(op, (q, k, v), name=name)[0]
+
+    def _reach(self, name: str, window: int | None, chunk: int | None) -> tuple[int | None, int]:
+        """The window of an attention and the first tokens that it never forgets, under the cache policy of the open mixer.
+
+        Raises:
+            GraphError: the attention's own reach and the policy's are not one window.
+        """
+        if self.kept is None:
+            return window, 0
+        newest, first = self.kept
+        if chunk is not None or (window is not None and (first or window <= newest)):
+            raise GraphError(f"{self.path}: {name}: sees less than its cache policy keeps; state the policy elsewhere")
+        return newest, first
 
     def latent_attention(
         self,
@@ -223,6 +240,7 @@ class Builder(Tracer):
         scale: float,
     ) -> Value:
         """Latent attention over its own cache of latent rows, (batch, seq, heads x value_dim)."""
+        window, sink_tokens = self._reach(name, None, None)
         op = LatentAttention(
             num_heads=num_heads,
             kv_lora_rank=latent.width,
@@ -230,6 +248,8 @@ class Builder(Tracer):
             rope_dim=key.width,
             value_dim=value_dim,
             scale=scale,
+            window=window,
+            sink_tokens=sink_tokens,
             cache_dtype=self.cache_dtype,
         )
         return self.emit(op, (q, latent, key), name=name)[0]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from archc.spec.caches import check_caches
 from archc.spec.faults import fault, faults
 from archc.spec.kind import Section
 from archc.spec.nodes import is_mapping
@@ -126,7 +127,7 @@ class Spec(Section):
 
 
 def check_layers(spec: Mapping[str, Any]) -> Iterator[Found]:
-    """Mistakes in names and patterns, for a valid spec's fields as well as for plain data that may hold anything."""
+    """Mistakes in names, patterns and caches, for a valid spec's fields as well as for plain data that may hold anything."""
     mixers, ffns = (_keys(spec.get(section)) for section in ("mixers", "ffns"))
     names = Names(mixers, ffns)
     sections = {section: _plain(spec.get(section)) for section in PLACED_SECTIONS}
@@ -138,6 +139,7 @@ def check_layers(spec: Mapping[str, Any]) -> Iterator[Found]:
         stack = sections.get(section)
         if is_mapping(stack) and mixers:
             yield from check_stack(section, stack, names)
+    yield from check_caches(spec, {section: stack for section, stack in sections.items() if is_mapping(stack)})
 
 
 def _plain(stack: Any) -> Any:

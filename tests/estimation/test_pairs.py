@@ -13,24 +13,29 @@ from archc.spec.load import load_spec
 SIZES = [(past, seq) for past in (0, 1, 4, 5, 7, 8, 9, 16, 23) for seq in (1, 2, 4, 5, 8, 9, 17)]
 
 
-def lets_through(query: int, key: int, *, window: int | None, chunk: int | None) -> bool:
+def lets_through(query: int, key: int, *, window: int | None, chunk: int | None, sink_tokens: int) -> bool:
     if key > query:
         return False
     if window is not None:
-        return query - key < window
+        return query - key < window or key < sink_tokens
     return chunk is None or query // chunk == key // chunk
 
 
-def needed(past: int, seq: int, *, window: int | None = None, chunk: int | None = None) -> int:
+def needed(past: int, seq: int, *, window: int | None = None, chunk: int | None = None, sink_tokens: int = 0) -> int:
     return sum(
-        lets_through(query, key, window=window, chunk=chunk)
+        lets_through(query, key, window=window, chunk=chunk, sink_tokens=sink_tokens)
         for query in range(past, past + seq)
         for key in range(past + seq)
     )
 
 
+FORGETTING = [{"window": window, "sink_tokens": first} for window, first in ((1, 1), (1, 7), (4, 2), (8, 3), (3, 30))]
+
+
 @pytest.mark.parametrize(
-    "reach", [{}, {"window": 1}, {"window": 4}, {"window": 8}, {"chunk": 1}, {"chunk": 4}, {"chunk": 8}], ids=str
+    "reach",
+    [{}, {"window": 1}, {"window": 4}, {"window": 8}, {"chunk": 1}, {"chunk": 4}, {"chunk": 8}, *FORGETTING],
+    ids=str,
 )
 def test_needed_pairs_are_those_that_the_mask_lets_through(reach: dict[str, int]):
     formula = causal_pairs_twice("needed", **reach)
@@ -38,10 +43,10 @@ def test_needed_pairs_are_those_that_the_mask_lets_through(reach: dict[str, int]
         assert evaluate(formula, {"past": past, "seq": seq}) == 2 * needed(past, seq, **reach), (past, seq)
 
 
-@pytest.mark.parametrize("reach", [{}, {"window": 4}, {"chunk": 4}], ids=str)
+@pytest.mark.parametrize("reach", [{}, {"window": 4}, {"chunk": 4}, *FORGETTING], ids=str)
 def test_dense_pairs_are_the_rectangle_of_new_tokens_and_rows_read(reach: dict[str, int]):
     formula = causal_pairs_twice("dense", **reach)
-    rows = next(iter(reach.values()), None)
+    rows = sum(reach.values()) or None
     for past, seq in SIZES:
         held = past if rows is None else min(past, rows)
         rectangle = sum(1 for _ in range(seq) for _ in range(held + seq))

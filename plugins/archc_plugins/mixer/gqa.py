@@ -62,6 +62,14 @@ class GQA(Mixer):
         o = g.attention(
             "attention",
             q,
+    def forgetting_objection(self, newest: int, first: int) -> str:
+        if self.attention_chunk_size is not None:
+            return f"which sees no more than its own chunk of {self.attention_chunk_size} tokens"
+        own = self.sliding_window
+        if own is not None and (own <= newest or first):
+            return f"which sees no more than its own window of {own} tokens"
+        return ""
+
             k,
             v,
             num_heads=self.num_heads,

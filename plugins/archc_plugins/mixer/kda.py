@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -13,6 +13,8 @@ from archc.ir.values import Value
 
 class KDA(Mixer):
     """Kimi Delta Attention, arXiv 2510.26692: gated delta rule, a decay a key channel. State a layer: heads x K x V, fixed."""
+
+    keeps_rows: ClassVar[bool] = False
 
     num_heads: PositiveInt
     """Heads."""
