@@ -39,11 +39,12 @@ class ArchcError(Exception):
 
 
 class SpecError(ArchcError):
-    """A spec that can't be used, with every problem that could be judged in one run."""
+    """A spec that can't be used, with every problem that could be judged in one run; ``file`` is the spec that was asked for."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
         assert problems, "a SpecError needs at least one problem"
         self.problems = tuple(problems)
+        self.file = file or self.problems[0].file
         super().__init__("\n".join(str(p) for p in self.problems))
 
 

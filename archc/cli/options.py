@@ -51,8 +51,7 @@ def print_error(error: ArchcError) -> None:
         click.echo(f"archc: {error}", err=True)
         return
     count = len(error.problems)
-    file = error.problems[0].file
-    where = f" in {file}" if file else ""
+    where = f" in {error.file}" if error.file else ""
     click.echo(f"archc: {count} problem{'s' if count != 1 else ''}{where}", err=True)
     for problem in error.problems:
         click.echo(f"  {problem}", err=True)

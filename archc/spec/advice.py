@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from pydantic import ValidationError
 
-from archc.spec.near import nearest
+from archc import registry
+from archc.spec.near import listed, nearest
 from archc.spec.nodes import Node, Path, dotted
 from archc.spec.patterns import Item, PatternError, closed_length, copies, parse, written
 from archc.spec.places import Model, family_at, installed_models, model_at, title
@@ -21,6 +23,9 @@ _HOMES = ("tokenizer", "embedding", "position", "norm", "stack", "head", "cache"
 
 _STRUCTURE = ("spec", "stack", "mixers", "ffns")
 """Mappings without a kind: what stands there wrongly is moved rather than renamed."""
+
+_FEW = 3
+"""So many kinds are named as having a key; what more of them have says little."""
 
 _CONFIG_KEYS = 3
 """So many keys of a Hugging Face config make one."""
@@ -48,6 +53,8 @@ class Advice:
         node = self.root.at(holder)
         if node is not None and any(here(family_at(holder), other, {key: None}) for other in node.mapping):
             return None
+        if self.is_misspelt(key, holder):
+            return None
         if key == "stack" and not holder and any(name in self.root.mapping for name in LATER):
             return None
         elsewhere = self._unknown.get(key)
@@ -58,6 +65,11 @@ class Advice:
         if key == "head_dim" and node is not None:
             return f"{key} is required; it is not derived{self._quotient(node)}", ""
         return f"{key} is required", ""
+
+    def is_misspelt(self, key: str, holder: Path) -> bool:
+        """Whether an unknown key of the same mapping is told to be this one."""
+        told = (self.unknown(path) for path in self._paths if path[:-1] == holder)
+        return any(worded is not None and worded[1].startswith(f"Did you mean {key}?") for worded in told)
 
     def kind_missing(self, path: Path, error: Mapping[str, Any]) -> tuple[str, str]:
         """A mapping without its kind; inside a mixer, where it looks like an amendment of the outer default."""
@@ -86,7 +98,7 @@ class Advice:
         """(message, suggestion) for a key that its mapping does not have."""
         key, holder = str(path[-1]), path[:-1]
         family = family_at(holder)
-        if (comma := self._comma(path)) is not None:
+        if (comma := self._comma(path) or self._thousands(path)) is not None:
             return comma
         if key in LATER and family in ("spec", "stack"):
             if key == "decoder" and "encoder" not in self.root.mapping:
@@ -100,7 +112,9 @@ class Advice:
                 "mixer",
                 "ffn",
             ) else f"Here this is {ours}"
-        home = self._home(key, holder)
+        if around := self._around(key, holder):
+            return "unknown key", around
+        home = self._home(key, holder) or self._other_kinds(key, holder)
         near = nearest(key, fields, cutoff=0.55)
         if home and family in _STRUCTURE:
             where = "at the top" if home == title("spec") else f"in {home}"
@@ -143,6 +157,25 @@ class Advice:
         return next(
             (section for section in _HOMES if section not in (own, "stack") and self._is_key_of(key, section)), ""
         )
+
+    def _around(self, key: str, holder: Path) -> str:
+        """Where a key belongs that stands one level too deep, or not deep enough."""
+        outer = model_at(self.root, holder[:-1]) if len(holder) > 2 else None
+        if outer is not None and key in outer.model_fields:
+            return f"{key} belongs one level up"
+        node = self.root.at(holder)
+        if node is None or len(holder) < 2:
+            return ""
+        inner = ((step, model_at(self.root, (*holder, step))) for step in node.mapping)
+        return next((f"{key} belongs in {step}" for step, model in inner if model and key in model.model_fields), "")
+
+    def _other_kinds(self, key: str, holder: Path) -> str:
+        """The other kinds of a family that have a key, if that is few."""
+        family = family_at(holder)
+        if family in _STRUCTURE or family not in registry.FAMILIES:
+            return ""
+        kinds = [model.kind_name for model in installed_models(family) if key in model.model_fields]
+        return listed(kinds) if len(kinds) <= _FEW else ""
 
     def _is_key_of(self, key: str, section: str) -> bool:
         return any(key in model.model_fields for model in installed_models(section))
@@ -193,6 +226,22 @@ class Advice:
         before = list(self.root.mapping[str(path[0])].mapping)
         tracks = [name for name in before[: before.index(key)] if name in ("mixer", "ffn", "layers")]
         return tracks[-1] if family and tracks else ""
+
+    def _thousands(self, path: Path) -> tuple[str, str] | None:
+        """What to say of the second half of ``{vocab_size: 128,256}``."""
+        node, holder = self.root.at(path), self.root.at(path[:-1])
+        key = str(path[-1])
+        if node is None or holder is None or node.value is not None or not (key.isdecimal() and len(key) == 3):
+            return None
+        steps = list(holder.mapping)
+        before = next((step for step, after in pairwise(steps) if after == key), "")
+        first = holder.child(before)
+        if first is None or not isinstance(first.value, int):
+            return None
+        return (
+            "unknown key without a value. A comma ends a value inside { }",
+            f"Did you mean {before}: {first.value}{key}?",
+        )
 
     def _comma(self, path: Path) -> tuple[str, str] | None:
         track = self._cut_pattern(path)

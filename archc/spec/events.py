@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from typing import Any
 
@@ -25,6 +26,9 @@ MAX_NODES = 20_000
 
 _MERGE_KEY = "<<"
 
+UNREADABLE = math.nan
+"""Stands for a scalar that was reported: no key takes it, and nothing else is said of it."""
+
 
 class TooMuchError(ValueError):
     """A file beyond a limit, or one that is no single mapping: reading stops here."""
@@ -38,13 +42,14 @@ class TooMuchError(ValueError):
 class _Open:
     """A mapping or list that is being filled."""
 
-    __slots__ = ("anchor", "is_mapping", "items", "key", "key_mark", "keys", "members", "start", "void")
+    __slots__ = ("anchor", "is_mapping", "is_tagged", "items", "key", "key_mark", "keys", "members", "start", "void")
 
-    def __init__(self, start: Mark, *, is_mapping: bool, anchor: str | None, void: bool = False) -> None:
+    def __init__(self, start: Mark, *, is_mapping: bool, anchor: str | None, is_tagged: bool) -> None:
         self.start = start
         self.is_mapping = is_mapping
         self.anchor = anchor
-        self.void = void
+        self.is_tagged = is_tagged
+        self.void = False
         self.members: dict[str, Node] = {}
         self.keys: dict[str, Mark] = {}
         self.items: list[Node] = []
@@ -113,16 +118,16 @@ class Composer:
     def _scalar(self, event: Any) -> None:
         mark = self._mark(event)
         quoted = not event.implicit[0] and event.style is not None
-        self._refuse_tag(event, mark)
+        is_tagged = self._refuse_tag(event, mark)
         if self._takes_key():
             self._set_key(event.value, mark, quoted=quoted)
             return
         text: str = event.value
         try:
-            value = text if quoted else resolve(text)
+            value = UNREADABLE if is_tagged else text if quoted else resolve(text)
         except ScalarError as error:
             self._problem(mark, str(error))
-            value = 0
+            value = UNREADABLE
         self._add(Node(value, mark, text=text, quoted=quoted), new=1, anchor=event.anchor)
 
     def _alias(self, event: Any) -> None:
@@ -143,12 +148,15 @@ class Composer:
             raise TooMuchError("a key should be plain text", mark, self._path())
         if len(self._open) >= MAX_DEPTH:
             raise TooMuchError(f"nested more than {MAX_DEPTH} deep", mark)
-        self._refuse_tag(event, mark)
-        self._open.append(_Open(mark, is_mapping=isinstance(event, yaml.MappingStartEvent), anchor=event.anchor))
+        is_tagged = self._refuse_tag(event, mark)
+        is_mapping = isinstance(event, yaml.MappingStartEvent)
+        self._open.append(_Open(mark, is_mapping=is_mapping, anchor=event.anchor, is_tagged=is_tagged))
 
     def _end(self, _event: Any) -> None:
         done = self._open.pop()
         value = done.members if done.is_mapping else done.items
+        if done.is_tagged and self._open:
+            value = UNREADABLE
         node = Node(value, done.start, keys=done.keys)
         self._add(node, new=1, anchor=done.anchor)
 
@@ -172,6 +180,9 @@ class Composer:
         if not parent.void:
             parent.members[parent.key] = node
             parent.keys[parent.key] = parent.key_mark
+        elif parent.key == _MERGE_KEY:
+            # Refused, but what it would bring is not missing.
+            parent.members = {**node.mapping, **parent.members}
         parent.key = None
 
     def _takes_key(self) -> bool:
@@ -186,12 +197,15 @@ class Composer:
                 mark, "merge keys (<<) are not part of the language", "extends does the same for files and siblings"
             )
             parent.void = True
-        elif key in parent.members:
+        elif key in parent.keys:
             first = parent.keys[key]
             self._problem(mark, f"written twice (first in line {first.line})", code="duplicate_key")
             parent.void = True
 
-    def _refuse_tag(self, event: Any, mark: Mark) -> None:
-        if event.tag is not None:
-            tag = shortened(event.tag.replace("tag:yaml.org,2002:", "!!"))
-            self._problem(mark, f"tags are not part of the language (found {tag})", code="tag")
+    def _refuse_tag(self, event: Any, mark: Mark) -> bool:
+        """Whether there was a tag to refuse."""
+        if event.tag is None:
+            return False
+        tag = shortened(event.tag.replace("tag:yaml.org,2002:", "!!"))
+        self._problem(mark, f"tags are not part of the language (found {tag})", code="tag")
+        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from archc.spec.faults import MAX_PROBLEMS, Error
 from archc.spec.marks import key_mark, problem_at
 from archc.spec.merge import merge_siblings, set_value
 from archc.spec.near import nearest
-from archc.spec.nodes import Node, is_mapping
+from archc.spec.nodes import Node, dotted, is_mapping
 from archc.spec.parents import with_parents
 from archc.spec.reader import read_file, read_text, read_value
 from archc.spec.scalars import shortened
@@ -94,7 +95,10 @@ def _file(path: str) -> str:
 
 
 def _load(root: Node, file: str, problems: list[Problem], overrides: Sequence[str]) -> Loaded:
-    tree = with_parents(root, file, problems)
+    try:
+        tree = with_parents(root, file, problems)
+    except SpecError as error:
+        raise SpecError(_readable(list(error.problems), file), file) from None
     for override in overrides:
         tree = _overridden(tree, override, problems)
     siblings = merge_siblings(tree, problems)
@@ -107,7 +111,7 @@ def _load(root: Node, file: str, problems: list[Problem], overrides: Sequence[st
 
         problems += explain(tree, errors, siblings.broken)
     if problems or spec is None:
-        raise SpecError(_readable(problems, file))
+        raise SpecError(_readable(problems, file), file)
     return Loaded(spec, _warnings(tree, siblings.extended), tree)
 
 
@@ -143,7 +147,9 @@ def _overridden(tree: Node, override: str, problems: list[Problem]) -> Node:
     except SpecError as error:
         problems += error.problems
         return tree
-    problems += found
+    problems += [
+        replace(problem, path=shortened(".".join(filter(None, (dotted(steps), problem.path))))) for problem in found
+    ]
     return set_value(tree, steps, node, file)
 
 

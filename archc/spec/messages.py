@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from archc.errors import Problem
@@ -20,7 +21,7 @@ def explain(root: Node, errors: Sequence[Error], broken: Iterable[tuple[str, str
     """The problems behind pydantic's errors. Paths below ``broken`` were reported before."""
     skip = set(broken)
     placed = [(_path(root, error), error) for error in errors]
-    placed = [(path, error) for path, error in placed if path[:2] not in skip]
+    placed = [(path, error) for path, error in placed if path[:2] not in skip and not _is_unreadable(root.at(path))]
     placed = _without_echoes(root, placed)
     advice = Advice(root, [path for path, error in placed[: 10 * MAX_PROBLEMS] if error["type"] == "extra_forbidden"])
     problems: list[Problem] = []
@@ -46,6 +47,11 @@ def _path(root: Node, error: Error) -> Path:
         path.append(step)
         node = inner
     return tuple(path)
+
+
+def _is_unreadable(node: Node | None) -> bool:
+    """Whether the value was no scalar of the language, which its reader has reported."""
+    return node is not None and isinstance(node.value, float) and math.isnan(node.value)
 
 
 def _is_tag(step: str | int) -> bool:
@@ -97,6 +103,8 @@ def _one(root: Node, path: Path, error: Error, advice: Advice) -> Problem | None
         worded = advice.unknown(path)
         return None if worded is None else problem_at(key_mark(root, path), path, *worded, code="unknown_key")
     node = root.at(path)
+    if kind == "track_missing" and advice.is_misspelt(error["ctx"]["message"].partition(" ")[0], path):
+        return None
     if kind in ("kind_missing", "track_missing"):
         worded = advice.kind_missing(path, error) if kind == "kind_missing" else wrong(error, root, "")
         return problem_at(key_mark(root, path), path, *worded, code="missing")

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from archc import registry
 from archc.errors import PluginError
+from archc.spec.kind import Kind
 from archc.spec.merge import NAMED_SECTIONS
 from archc.spec.nodes import Node, Path
 from archc.spec.schema import Spec
@@ -57,7 +58,7 @@ def model_at(root: Node, path: Path) -> Model | None:
     return None if entry is not None else model
 
 
-def installed_models(family: str) -> Iterator[Model]:
+def installed_models(family: str) -> Iterator[type[Kind]]:
     """The classes of a family that can be loaded."""
     slot = Slot(family)
     for name in registry.names(family):

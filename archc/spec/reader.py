@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -47,7 +48,8 @@ def read_value(text: str, file: str, *, lines: bool = True) -> tuple[Node | None
         problem = problem_at(error.mark, error.path, str(error), code="yaml")
         raise SpecError([*composer.problems, problem]) from None
     except yaml.YAMLError as error:
-        raise SpecError([*composer.problems, _syntax(error, file)]) from None
+        problem = _syntax(error, file, text)
+        raise SpecError([*composer.problems, problem if lines else replace(problem, line=0, column=0)]) from None
     return node, composer.problems
 
 
@@ -83,11 +85,24 @@ def _too_big(file: str) -> Problem:
     return Problem(message=f"larger than {MAX_BYTES:,} bytes, which no spec is", file=file, code="yaml")
 
 
-def _syntax(error: Any, file: str) -> Problem:
+def _syntax(error: Any, file: str, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or "can't be parsed"
     context = getattr(error, "context", None)
     message = f"not YAML: {shortened(str(what), limit=200)}" + (f" {shortened(str(context))}" if context else "")
+    start = getattr(error, "context_mark", None)
+    if mark is not None and start is not None and start.line < mark.line:
+        message += f" that starts in line {start.line + 1}"
+    if mark is not None and _at(text, mark) == "\t":
+        message = "not YAML: a tab can't indent; use spaces"
     if mark is None:
         return Problem(message=message, file=file, code="yaml")
     return Problem(message=message, file=file, line=mark.line + 1, column=mark.column + 1, code="yaml")
+
+
+def _at(text: str, mark: Any) -> str:
+    """The character at a mark."""
+    line: int = mark.line
+    column: int = mark.column
+    lines = text.split("\n", line + 1)
+    return lines[line][column : column + 1] if line < len(lines) else ""

@@ -50,7 +50,7 @@ def expected(error: Mapping[str, Any]) -> str:
         return _TYPES[kind]
     if kind in _BOUNDS:
         form, key = _BOUNDS[kind]
-        return form.format(context[key])
+        return form.format(_bound(context[key]))
     if kind == "literal_error":
         return listed(_choices(context["expected"]), "or")
     if kind in ("too_short", "too_long"):
@@ -59,6 +59,10 @@ def expected(error: Mapping[str, Any]) -> str:
     if kind == "string_too_short":
         return "some text"
     return ""
+
+
+def _bound(value: float) -> float:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def code(kind: str) -> str:
@@ -74,9 +78,10 @@ def found(node: Node, *, number: bool = False) -> str:
         return "nothing"
     if isinstance(value, str):
         return f"'{shortened(value)}'" if number or node.quoted else shortened(value)
-    if isinstance(value, Mapping):
-        return "a mapping"
-    return shortened(node.text) if isinstance(value, bool | int | float) else "a list"
+    if isinstance(value, bool | int | float):
+        return shortened(node.text)
+    what = "mapping" if isinstance(value, Mapping) else "list"
+    return f"a {what}" if value else f"an empty {what}"
 
 
 def wrong(error: Mapping[str, Any], node: Node, key: str) -> tuple[str, str]:
