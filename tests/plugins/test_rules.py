@@ -101,7 +101,7 @@ RULES = [
     ),
     ("position", "  trailing: true\n", "trailing", "has no effect while partial_rotary_factor is 1"),
     ("position", LLAMA3, "high_freq_factor", "should be at least low_freq_factor, 4.0"),
-    ("position", f"{YARN}    beta_fast: 1.0\n", "beta_fast", "should be more than beta_slow, 1.0"),
+    ("position", f"{YARN}    beta_fast: 0.5\n", "beta_fast", "should be at least beta_slow, 1.0"),
     ("  theta: 1.0e+4\n", "  theta: 1.0\n", "theta", "should be above 1"),
     (
         "embedding",

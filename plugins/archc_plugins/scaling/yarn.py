@@ -19,18 +19,26 @@ class Yarn(Scaling):
     """
 
     factor: Annotated[float, Field(ge=1)]
+    """How many times longer the context becomes."""
     original_max_position_embeddings: PositiveInt
+    """Length the model was trained at, in tokens."""
     beta_fast: PositiveFloat = 32.0
+    """Turns within the trained length above which a frequency is kept."""
     beta_slow: PositiveFloat = 1.0
+    """Turns within it below which a frequency is divided."""
     mscale: PositiveFloat | None = None
+    """With mscale_all_dim: what attention_factor is worked out from. Default: none."""
     mscale_all_dim: PositiveFloat | None = None
+    """The same for the softmax scale of latent attention. Default: none."""
     # The name of the key is the published one; the method that answers for it is ``attention_factor()`` of the family.
     attention_factor_: Annotated[PositiveFloat | None, Field(alias="attention_factor")] = None
+    """Factor on cos and sin. Default: worked out from factor."""
     truncate: bool = True
+    """Whether the ramp's ends are rounded to whole channels."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        if self.beta_fast <= self.beta_slow:
-            yield "beta_fast", f"should be more than beta_slow, {self.beta_slow}"
+        if self.beta_fast < self.beta_slow:
+            yield "beta_fast", f"should be at least beta_slow, {self.beta_slow}"
 
     def frequencies(self, theta: float, dim: int, *, length: int | None) -> tuple[float, ...]:
         low, high = self._turning_point(self.beta_fast, theta, dim), self._turning_point(self.beta_slow, theta, dim)
