@@ -18,7 +18,7 @@ OPTIONS = {
         "--json",
     ],
     "show": ["SPEC", "--resolved", "--lock", "--set", "--json"],
-    "validate": ["FILE...", "--json"],
+    "validate": ["FILE...", "--lock", "--json"],
     "build": ["SPEC", "--output", "--device", "--dtype", "--max-model-len", "--seed", "--set", "--json"],
     "export": [
         "SPEC",
