@@ -16,7 +16,9 @@ class Family:
     """``tolerance`` is the largest float32 difference of two right implementations, with a margin of about ten.
 
     Rounding is amplified by the random weights, each family by its own; ``seed`` was picked for little of it. ``twists``
-    are (text of the spec, another text): changes that keep every shape, each of which must move the logits.
+    are (text of the spec, another text): changes that keep every shape, each of which must move the logits. ``unseen``
+    are patterns of weights that no logit can show, because softmax cancels them; cached keys must show those.
+    ``final_norm`` is transformers' name of that weight, ``attention`` the implementation that is right there.
     """
 
     name: str
@@ -27,6 +29,9 @@ class Family:
     twists: tuple[tuple[str, str], ...]
     tolerance: float = 6e-5
     seed: int = 0
+    unseen: tuple[str, ...] = ()
+    final_norm: str = "model.norm.weight"
+    attention: str = "eager"
 
 
 def config(**changes: Any) -> dict[str, Any]:

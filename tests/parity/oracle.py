@@ -28,7 +28,7 @@ class Oracle:
         self.family = family
         config = getattr(transformers, family.config_class)(**family.config)
         # Eager attention is the only one that gpt-oss has; eager experts sum in a fixed order.
-        config._attn_implementation = "eager"
+        config._attn_implementation = family.attention
         config._experts_implementation = "eager"
         torch.manual_seed(family.seed)
         self.model = getattr(transformers, family.model_class)(config).eval()
@@ -53,13 +53,19 @@ class Oracle:
             past += length
         return torch.cat(pieces, 1)
 
+    @torch.no_grad()
+    def cached_keys(self) -> list[Tensor]:
+        """The keys that transformers caches for all ids, a layer each, (batch, heads, tokens, width)."""
+        cache = self.model(input_ids=self.ids, use_cache=True).cache
+        return [layer.keys for layer in cache.layers]
+
     def state(self) -> Mapping[str, Tensor]:
         """Every persistent tensor under its run-time name; a tied one under each of its names."""
         return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
 
-    def tied(self) -> set[str]:
-        """Names that stand for a tensor which another name holds."""
-        return set(self.model.all_tied_weights_keys or ())
+    def tied(self) -> dict[str, str]:
+        """Names that stand for a tensor which another name holds, and that name."""
+        return dict(self.model.all_tied_weights_keys or {})
 
 
 @cache

@@ -137,7 +137,7 @@ def test_only_the_last_logits_are_those_of_each_rows_last_token(model, oracle, f
 def test_either_half_of_any_weight_moves_the_logits(model, oracle, family):
     # A weight that parity cannot see could be dropped or swapped without a test that fails.
     draw = torch.Generator().manual_seed(99)
-    unmoved = {}
+    unmoved, hidden = {}, set()
     before = model(oracle.ids)
     for name, weight in one_of_each_role(model.state_dict(keep_vars=True)).items():
         kept, middle = weight.detach().clone(), weight.shape[0] // 2
@@ -146,10 +146,23 @@ def test_either_half_of_any_weight_moves_the_logits(model, oracle, family):
             weight[half] += 0.5 * torch.randn(weight[half].shape, generator=draw)
             change = float((model(oracle.ids) - before).abs().max())
             weight.copy_(kept)
-            if not change > 10 * family.tolerance:
+            if any(re.fullmatch(pattern, name) for pattern in family.unseen):
+                hidden.add(name)
+                assert change < family.tolerance, f"{name} is said to be cancelled by the softmax"
+            elif not change > 10 * family.tolerance:
                 unmoved[f"{name}[{half.start or ''}:{half.stop or ''}]"] = change
     assert not unmoved
+    assert bool(hidden) == bool(family.unseen)
     assert torch.equal(model(oracle.ids), before)
+
+
+def test_cached_keys_are_those_of_transformers_where_no_logit_shows_them(model, oracle, family):
+    if not family.unseen:
+        pytest.skip("every weight of this family moves the logits")
+    cache = archc.new_cache(model, batch=len(oracle.ids), max_model_len=MAX_MODEL_LEN)
+    model(oracle.ids, step=archc.Step.at(past=0, seq=oracle.ids.shape[1]), cache=cache)
+    for layer, keys in enumerate(oracle.cached_keys()):
+        assert_same(cache[f"layers.{layer}.mixer.attention.key"][:, :, : keys.shape[2]], keys, family)
 
 
 def one_of_each_role(weights):
