@@ -120,3 +120,10 @@ def test_correction_biases_and_extra_prediction_layers_are_apart():
     assert found.parameters.mtp == 11610067968
     assert found.weights.bytes == 2 * found.parameters.total + 4 * found.parameters.untrainable
     assert found.weights.mtp_bytes == 2 * found.parameters.mtp + 4 * 256
+
+
+def test_the_extra_prediction_layer_of_a_hybrid_is_an_attention_layer_and_a_projection():
+    found = estimate("qwen3-next-80b-a3b").parameters
+    assert found.mtp == 1650471424
+    # What the published files hold together.
+    assert found.total + found.mtp == 81324862720

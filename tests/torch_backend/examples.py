@@ -11,12 +11,13 @@ import archc
 from archc.spec.schema import Spec
 from archc.torch_backend.build import graph_of
 
-TINY = ("tiny-llama", "tiny-kimi-linear", "tiny-deepseek-v3", "tiny-gpt-oss")
+TINY = ("tiny-llama", "tiny-kimi-linear", "tiny-deepseek-v3", "tiny-gpt-oss", "tiny-qwen3-next")
 """The shipped specs that are small enough to run."""
 
 GQA = "kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16"
 MLA = "kind: mla, num_heads: 2, kv_lora_rank: 24, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 12"
 KDA = "kind: kda, num_heads: 2, head_dim: 16"
+GATED_DELTANET = "kind: gated_deltanet, num_key_heads: 2, num_value_heads: 4, key_head_dim: 16, value_head_dim: 12"
 SWIGLU = "kind: swiglu, intermediate_size: 48"
 MOE = "kind: moe, num_experts: 8, num_experts_per_tok: 2, intermediate_size: 24"
 
@@ -40,6 +41,8 @@ MIXERS = {
     "mla q lora": f"{{{MLA}, q_lora_rank: 20, bias: true, output_gate: true}}",
     "kda": f"{{{KDA}}}",
     "kda full rank gate": f"{{{KDA}, full_rank_gate: true, decay_floor: -5.0, conv_kernel: 2}}",
+    "gated_deltanet": f"{{{GATED_DELTANET}}}",
+    "gated_deltanet doubled": f"{{{GATED_DELTANET}, allow_neg_eigval: true, conv_kernel: 2}}",
 }
 FFNS = {
     "swiglu": f"{{{SWIGLU}}}",

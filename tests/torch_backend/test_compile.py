@@ -12,7 +12,13 @@ from tests.torch_backend.examples import FFNS, MIXERS, TINY, assert_close, ids_f
 
 pytestmark = pytest.mark.torch
 
-DISTINCT_LAYERS = {"tiny-llama": 1, "tiny-kimi-linear": 3, "tiny-deepseek-v3": 2, "tiny-gpt-oss": 2}
+DISTINCT_LAYERS = {
+    "tiny-llama": 1,
+    "tiny-kimi-linear": 3,
+    "tiny-deepseek-v3": 2,
+    "tiny-gpt-oss": 2,
+    "tiny-qwen3-next": 2,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +30,8 @@ def fresh_compiler():
 
 def shortened(name):
     """A shipped spec with as many layers as it takes to have one of each kind."""
-    return archc.load_spec(name, ["stack.num_layers=4" if name == "tiny-kimi-linear" else "stack.num_layers=2"])
+    layers = 4 if name in ("tiny-kimi-linear", "tiny-qwen3-next") else 2
+    return archc.load_spec(name, [f"stack.num_layers={layers}"])
 
 
 def step_of(model, run, ids):
