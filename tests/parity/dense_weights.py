@@ -1,4 +1,4 @@
-"""Layouts of dense families in transformers: norms on the outputs of branches, and projections that are joined there."""
+"""Layouts of families in transformers whose norms have other names or whose projections are joined there."""
 
 from __future__ import annotations
 
@@ -32,6 +32,20 @@ def _gate_then_up(name: str, tensor: Tensor) -> Tensors:
     return {f"{_layer(name)}.ffn.{n}_proj.weight": part for n, part in parts}
 
 
+def _experts_gate_then_up(name: str, tensor: Tensor) -> Tensors:
+    """Llama 4 (E, D, 2I): the gate's columns, then up's, and products are x W."""
+    parts = zip(("gate", "up"), tensor.chunk(2, dim=2), strict=True)
+    return {f"{_layer(name)}.ffn.experts.{n}_proj": part.transpose(1, 2) for n, part in parts}
+
+
+def _experts_down(name: str, tensor: Tensor) -> Tensors:
+    return {f"{_layer(name)}.ffn.experts.down_proj": tensor.transpose(1, 2)}
+
+
+def _shared(name: str, tensor: Tensor) -> Tensors:
+    return {f"{_layer(name)}.ffn.shared_experts.{name.split('.')[-2]}.weight": tensor}
+
+
 _LAYER = r"model\.layers\.\d+\."
 _OUTPUT_NORMS: Rules = (
     (_LAYER + r"post_attention_layernorm\.weight", _in_layer("mixer_output_norm.weight")),
@@ -45,10 +59,18 @@ _JOINED: Rules = (
     (_LAYER + r"self_attn\.qkv_proj\.weight", _query_key_value),
     (_LAYER + r"mlp\.gate_up_proj\.weight", _gate_then_up),
 )
+_LLAMA4: Rules = (
+    (_LAYER + r"feed_forward\.experts\.gate_up_proj", _experts_gate_then_up),
+    (_LAYER + r"feed_forward\.experts\.down_proj", _experts_down),
+    (_LAYER + r"feed_forward\.router\.weight", _in_layer("ffn.router.weight")),
+    (_LAYER + r"feed_forward\.shared_expert\.(gate|up|down)_proj\.weight", _shared),
+)
 
 LAYERS: dict[str, Rules] = {
     "gemma2": _SANDWICH,
     "gemma3_text": _SANDWICH,
+    "llama4": _LLAMA4,
+    "minimax_m2": ((_LAYER + r"mlp\.e_score_correction_bias", _in_layer("ffn.router.e_score_correction_bias")),),
     "olmo2": _OUTPUT_NORMS,
     "phi3": _JOINED,
     "phi3_long": _JOINED,

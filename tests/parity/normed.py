@@ -1,4 +1,4 @@
-"""Dense decoders whose norms, positions or layouts are not Llama's."""
+"""Decoders whose norms, positions or layouts are not Llama's."""
 
 from __future__ import annotations
 
@@ -192,6 +192,67 @@ head: {kind: lm, logit_scale: 0.25}
             "sliding_window: 8, position: {kind: rope, theta: 9900.0",
         ),
         ("shared_norm: true", "shared_norm: true, residual_multiplier: 0.99"),
+    ),
+)
+
+LLAMA4 = Family(
+    name="llama4",
+    model_class="Llama4ForCausalLM",
+    config_class="Llama4TextConfig",
+    config=config(
+        **GQA,
+        intermediate_size_mlp=96,
+        num_hidden_layers=4,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        attention_chunk_size=8,
+        no_rope_layers=[1, 1, 0, 1],
+        floor_scale=4,
+        attn_scale=0.5,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 16,
+        },
+    ),
+    spec=spec(
+        "llama4",
+        """
+position:
+  kind: rope
+  theta: 10000.0
+  interleaved: true
+  scaling: {kind: llama3, factor: 4.0, low_freq_factor: 1.0, high_freq_factor: 1.0, original_max_position_embeddings: 16}
+mixers:
+  attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 24}
+  chunked: {extends: attn, qk_norm: unit, attention_chunk_size: 8}
+  nope: {extends: attn, position: none, query_temperature: {scale: 0.5, floor: 4}}
+ffns:
+  moe:
+    kind: moe
+    num_experts: 8
+    num_experts_per_tok: 2
+    num_shared_experts: 1
+    intermediate_size: 96
+    router: {scoring_func: sigmoid, norm_topk_prob: false, weight_on: input}
+stack: {num_layers: 4, block: pre_norm, mixer: chunked*2 nope chunked, ffn: moe}
+""",
+    ),
+    twists=(
+        EPS,
+        THETA,
+        ("{kind: llama3, factor: 4.0", "{kind: llama3, factor: 4.1"),
+        ("interleaved: true", "interleaved: false"),
+        ("qk_norm: unit", "qk_norm: none"),
+        ("attention_chunk_size: 8", "attention_chunk_size: 9"),
+        ("scale: 0.5", "scale: 0.51"),
+        ("floor: 4", "floor: 5"),
+        ("weight_on: input", "weight_on: output"),
+        ("norm_topk_prob: false", "norm_topk_prob: true"),
+        ("mixer: chunked*2 nope chunked", "mixer: chunked nope chunked*2"),
     ),
 )
 
