@@ -13,8 +13,11 @@ class PreNorm(Block):
     """x + f(norm(x)) for each branch (arXiv 2002.04745)."""
 
     residual_multiplier: Scale = ONE
+    """Factor on each branch before it is added."""
     skip_multiplier: Scale = ONE
+    """Factor on what the branch is added to."""
     mixer_norm: bool = True
+    """Whether there is a norm before the mixer."""
 
     def define(self, g: Builder, x: Value, *, mixer: SubLayer | None, ffn: SubLayer | None, norm: NormLayer) -> Value:
         skip, branch = self.skip_multiplier, self.residual_multiplier
