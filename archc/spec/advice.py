@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,6 +26,9 @@ _STRUCTURE = ("spec", "stack", "mixers", "ffns")
 
 _FEW = 3
 """So many kinds are named as having a key; what more of them have says little."""
+
+_MANY = 20
+"""So many unknown keys of one mapping are looked at for a misspelt one."""
 
 _CONFIG_KEYS = 3
 """So many keys of a Hugging Face config make one."""
@@ -68,7 +71,7 @@ class Advice:
 
     def is_misspelt(self, key: str, holder: Path) -> bool:
         """Whether an unknown key of the same mapping is told to be this one."""
-        told = (self.unknown(path) for path in self._paths if path[:-1] == holder)
+        told = (self.unknown(path) for path in islice((p for p in self._paths if p[:-1] == holder), _MANY))
         return any(worded is not None and worded[1].startswith(f"Did you mean {key}?") for worded in told)
 
     def kind_missing(self, path: Path, error: Mapping[str, Any]) -> tuple[str, str]:
@@ -108,10 +111,9 @@ class Advice:
         if ours := here(family, key, fields):
             if key.endswith(f"_{ours}"):
                 return "unknown key", f"Did you mean {ours}?"
-            return "unknown key", f"In {title(family)} this is {ours}" if family in (
-                "mixer",
-                "ffn",
-            ) else f"Here this is {ours}"
+            where = f"In {title(family)}" if family in ("mixer", "ffn") else "Here"
+            home = self._home(key, holder)
+            return "unknown key", f"{where} this is {ours}" + (f" ({key} is a key of {home})" if home else "")
         if around := self._around(key, holder):
             return "unknown key", around
         home = self._home(key, holder) or self._other_kinds(key, holder)
@@ -119,12 +121,14 @@ class Advice:
         if home and family in _STRUCTURE:
             where = "at the top" if home == title("spec") else f"in {home}"
             return f"belongs {where}{self._misfit(home, path)}", ""
+        if elsewhere := families_of(key):
+            other = elsewhere[0][0]
+            theirs = [ours for family, ours in elsewhere if family == other]
+            return "unknown key", f"In {title(other)} this is {listed(theirs, 'or')}"
         if near:
             return "unknown key", f"Did you mean {near}?" + (f" ({key} is a key of {home})" if home else "")
         if home:
             return "unknown key", f"{key} is a key of {home}"
-        for other, ours in families_of(key):
-            return "unknown key", f"In {title(other)} this is {ours}"
         return "unknown key", f"Known are {shortened(', '.join(fields), limit=200)}" if fields else "It takes no keys"
 
     def follows_comma(self, path: Path) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from archc.spec.near import listed
+
 _KEYS: dict[str, dict[str, str]] = {
     "spec": {
         "name": "_name_or_path model_name",
@@ -12,6 +14,7 @@ _KEYS: dict[str, dict[str, str]] = {
     "embedding": {
         "hidden_size": "d_model n_embd dim model_dim",
         "embedding_size": "word_embed_proj_dim",
+        "num_embeddings": "vocab_size",
         "scale": "embedding_multiplier scale_embedding rescale_embeddings",
         "tie_word_embeddings": "tie_embeddings",
     },
@@ -25,6 +28,7 @@ _KEYS: dict[str, dict[str, str]] = {
     },
     "norm": {"eps": "rms_norm_eps layer_norm_epsilon layer_norm_eps norm_eps epsilon", "bias": "norm_bias"},
     "block": {
+        "shared_norm": "new_decoder_architecture",
         "num_streams": "hc_mult",
         "sinkhorn_iters": "hc_sinkhorn_iters",
         "eps": "hc_eps",
@@ -35,12 +39,17 @@ _KEYS: dict[str, dict[str, str]] = {
         "mixer": "layer_types layers_block_type attn_layer_period attn_layer_offset full_attention_interval mixers",
         "ffn": "first_k_dense_replace mlp_layer_types decoder_sparse_step moe_layer_freq ffns",
         "layers": "hybrid_override_pattern",
+        "mask": "is_decoder is_causal",
     },
     "mixer": {
-        "num_heads": "num_attention_heads n_head n_heads mamba_num_heads mamba_n_heads",
-        "num_kv_heads": "num_key_value_heads n_kv_heads n_kv_head",
-        "head_dim": "d_kv head_size mamba_head_dim mamba_d_head",
+        "num_heads": "num_attention_heads n_head n_heads mamba_num_heads mamba_n_heads linear_attn_config",
+        "num_kv_heads": "num_key_value_heads n_kv_heads n_kv_head multi_query",
+        "head_dim": "d_kv head_size mamba_head_dim mamba_d_head linear_attn_config",
         "qkv_bias": "attention_bias",
+        "o_bias": "attention_bias",
+        "query_temperature": "attn_scale floor_scale",
+        "indexer": "index_n_heads index_head_dim index_topk",
+        "compress_ratio": "compress_ratios",
         "bias": "attention_bias use_bias mamba_proj_bias",
         "conv_bias": "use_conv_bias mamba_conv_bias",
         "qk_norm": "use_qk_norm",
@@ -65,6 +74,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "activation": "hidden_act activation_function hidden_activation mlp_hidden_act",
         "bias": "mlp_bias",
         "limit": "swiglu_limit",
+        "expert": "mlp_hidden_act",
         "num_experts": "n_routed_experts num_local_experts",
         "num_experts_per_tok": "num_experts_per_token moe_top_k top_k",
         "num_shared_experts": "n_shared_experts",
@@ -75,9 +85,16 @@ _KEYS: dict[str, dict[str, str]] = {
     "router": {
         "norm_topk_prob": "moe_renormalize",
         "correction_bias": "e_score_correction_bias topk_method",
+        "group_score": "topk_method",
         "scoring_func": "score_function moe_router_activation_func",
     },
-    "head": {"logit_scale": "logits_scaling scale_decoder_outputs"},
+    "head": {
+        "logit_scale": "logits_scaling scale_decoder_outputs",
+        "activation": "classifier_activation",
+        "dense_bias": "classifier_bias",
+        "bias": "decoder_bias",
+        "pool": "classifier_pooling",
+    },
     "cache": {
         "policy": "cache_implementation",
         "dtype": "kv_cache_dtype",
@@ -101,11 +118,8 @@ LATER_VALUES = {"mask": ("bidirectional", "prefix")}
 
 
 def here(family: str, key: str, known: dict[str, object]) -> str:
-    """The key of ``known`` that says in this family what ``key`` says elsewhere; empty when there is none."""
-    for ours, theirs in _KEYS.get(family, {}).items():
-        if ours in known and key in theirs.split():
-            return ours
-    return ""
+    """The keys of ``known`` that say in this family what ``key`` says elsewhere, listed; empty when there is none."""
+    return listed(ours for ours, theirs in _KEYS.get(family, {}).items() if ours in known and key in theirs.split())
 
 
 def families_of(key: str) -> list[tuple[str, str]]:
