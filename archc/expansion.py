@@ -74,12 +74,6 @@ class _Surroundings:
 
 
 def _layers(g: Builder, spec: Spec, around: _Surroundings, plans: Iterable[LayerPlan], x: Value) -> Value:
-    for name, mixer in spec.mixers.items():
-        if mixer.position is not None and mixer.position.is_added:
-            raise GraphError(
-                f"mixers.{name}.position: {mixer.position.kind_name} is added to the embedding, once for all mixers; "
-                "state it as the spec's or the stack's position"
-            )
     mixers = {name: around.fill(mixer) for name, mixer in spec.mixers.items()}
     for index, plan in enumerate(plans):
         mixer = mixers[plan.mixer] if plan.mixer is not None else None

@@ -47,6 +47,8 @@ class Position(Kind):
 
     is_added: ClassVar[bool] = False
     """Whether it is added to the embedding: then it is the stack's, and a mixer can't have one of its own."""
+    needs_length: ClassVar[bool] = False
+    """Whether it has a row a position, so that the spec must state ``max_position_embeddings``."""
 
     def embed(self, g: Builder, x: Value) -> Value:
         """What is added to the embedding."""
@@ -91,16 +93,16 @@ class CachePolicy(Kind):
     family: ClassVar[str] = "cache"
 
     dtype: Dtype | None = None
+    """dtype of keys, values, latents and convolution columns. Default: the spec's."""
     state_dtype: Dtype = "float32"
-
     """dtype of recurrent matrices."""
 
     rules_rows: ClassVar[bool] = False
     """Whether it says which rows are kept, so that a mixer without a row a token can't have it."""
+
     def kv_dtype(self) -> str:
         """dtype of keys, values, latents and convolution columns."""
         return self.dtype or MODEL_DTYPE
-
 
     def kept(self) -> tuple[int, int] | None:
         """(newest tokens, first tokens) that are kept although the mask could reach more; None where none is forgotten."""
@@ -113,6 +115,7 @@ class CachePolicy(Kind):
     def objection(self, mixer: Mixer) -> str:
         """Why this policy can't hold what a mixer keeps, as "which ..."; empty where it can."""
         return ""
+
 
 class Block(Kind):
     """The residual layout of a layer."""
@@ -133,13 +136,12 @@ class Mixer(Kind):
     family: ClassVar[str] = "mixer"
 
     position: Annotated[Any, Slot("position")] = None
+    """This mixer's own, used whole. Default: the stack's."""
     norm: Annotated[Any, Slot("norm")] = None
+    """Norm of this mixer's branch and of its own queries and keys. Default: the stack's."""
     block: Annotated[Any, Slot("block")] = None
+    """Residual layout of the layers that hold this mixer. Default: the stack's."""
     cache: Annotated[Any, Slot("cache", key="policy", default_kind="full")] = None
-
-    @abstractmethod
-    def define(self, g: Builder, x: Value) -> Value:
-        """``x``: (batch, seq, hidden_size) -> same shape."""
     """How this mixer's state is stored. Default: the stack's."""
 
     keeps_rows: ClassVar[bool] = True
@@ -148,6 +150,10 @@ class Mixer(Kind):
     def forgetting_objection(self, newest: int, first: int) -> str:
         """Why a cache of so many newest and first tokens doesn't fit, as "which ..."; empty where it does."""
         return ""
+
+    @abstractmethod
+    def define(self, g: Builder, x: Value) -> Value:
+        """``x``: (batch, seq, hidden_size) -> same shape."""
 
 
 class FFN(Kind):

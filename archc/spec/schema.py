@@ -13,6 +13,7 @@ from archc.spec.faults import fault, faults
 from archc.spec.kind import Section
 from archc.spec.nodes import is_mapping
 from archc.spec.patterns import MAX_LAYERS, joined
+from archc.spec.positions import check_positions
 from archc.spec.schedule import Found, LayerPlan, Names, check_names, check_stack, plans
 from archc.spec.slots import Slot
 from archc.spec.values import TYPE_NAME, Dtype
@@ -127,7 +128,7 @@ class Spec(Section):
 
 
 def check_layers(spec: Mapping[str, Any]) -> Iterator[Found]:
-    """Mistakes in names, patterns and caches, for a valid spec's fields as well as for plain data that may hold anything."""
+    """Mistakes in names, patterns, caches and positions, for a valid spec's fields as well as for any plain data."""
     mixers, ffns = (_keys(spec.get(section)) for section in ("mixers", "ffns"))
     names = Names(mixers, ffns)
     sections = {section: _plain(spec.get(section)) for section in PLACED_SECTIONS}
@@ -139,7 +140,9 @@ def check_layers(spec: Mapping[str, Any]) -> Iterator[Found]:
         stack = sections.get(section)
         if is_mapping(stack) and mixers:
             yield from check_stack(section, stack, names)
-    yield from check_caches(spec, {section: stack for section, stack in sections.items() if is_mapping(stack)})
+    stacks = {section: stack for section, stack in sections.items() if is_mapping(stack)}
+    yield from check_caches(spec, stacks)
+    yield from check_positions(spec, stacks)
 
 
 def _plain(stack: Any) -> Any:

@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from archc.errors import GraphError
+from archc.errors import GraphError, SpecError
 from archc.estimation.estimate import estimate
 from archc.expansion import expand
+from archc.graph.vocabulary import Builder
 from archc.ops.attention import Attention
 from archc.spec.load import loads_spec
 from tests.plugins.specs import gqa, kda, mla, tiny
@@ -57,14 +58,22 @@ def test_a_learned_table_has_a_row_a_position_and_those_before(offset):
 
 
 def test_a_learned_table_needs_to_know_how_many_positions_there_are():
+    with pytest.raises(SpecError, match=r":5:11: position: learned has a row a position, and nothing says how many"):
+        loads_spec(tiny(position="learned"))
     with pytest.raises(GraphError, match="does not say how many; state max_position_embeddings"):
-        expand(loads_spec(tiny(position="learned")))
+        Builder().learned_positions("rows", 16)
+
+
+def test_a_learned_position_that_no_stack_uses_needs_no_length():
+    loads_spec(
+        tiny(position="learned", stack="{num_layers: 2, block: pre_norm, mixer: mixer, ffn: ffn, position: none}")
+    )
 
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
 def test_what_is_added_to_the_embedding_is_no_mixers_own(position):
-    with pytest.raises(GraphError, match=rf"^mixers\.mixer\.position: {position} is added to the embedding"):
-        expand(loads_spec(tiny(gqa(f"position: {position}"), more=ROWS)))
+    with pytest.raises(SpecError, match=rf": mixers\.mixer\.position: {position} is added to the embedding"):
+        loads_spec(tiny(gqa(f"position: {position}"), more=ROWS))
 
 
 def test_sines_and_cosines_come_in_pairs():

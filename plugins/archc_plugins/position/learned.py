@@ -15,6 +15,7 @@ class Learned(Position):
     """A learned vector a position, added to the embedding (arXiv 1705.03122); max_position_embeddings of them."""
 
     is_added: ClassVar[bool] = True
+    needs_length: ClassVar[bool] = True
 
     offset: NonNegativeInt = 0
     """Rows before position 0 (OPT, RoBERTa: 2)."""

@@ -1,0 +1,55 @@
+"""Positions that don't fit where they stand; works on plain data as well as on valid kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from archc.spec.faults import fault
+from archc.spec.kind import Kind
+from archc.spec.nodes import Path, is_mapping
+from archc.spec.schedule import Found
+from archc.spec.slots import Slot
+
+_POSITION = Slot("position")
+
+
+def check_positions(spec: Mapping[str, Any], stacks: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
+    """A mistake for each position that is added to the embedding and stands in a mixer, or needs a length that isn't stated.
+
+    What a position says of itself is asked through the attributes of its family (``archc.families``).
+    """
+    path, value = _added(spec, stacks)
+    cls = _class(value)
+    if cls is not None and getattr(cls, "needs_length", False) and spec.get("max_position_embeddings") is None:
+        hint = "State max_position_embeddings"
+        yield path, fault(f"{cls.kind_name} has a row a position, and nothing says how many", hint, code="position")
+    mixers = spec.get("mixers")
+    for name, mixer in mixers.items() if is_mapping(mixers) else ():
+        cls = _class(_own(mixer))
+        if cls is not None and getattr(cls, "is_added", False):
+            message = f"{cls.kind_name} is added to the embedding, once for all mixers"
+            hint = "State it as the spec's or the stack's position"
+            yield ("mixers", name, "position"), fault(message, hint, code="position")
+
+
+def _added(spec: Mapping[str, Any], stacks: Mapping[str, Mapping[str, Any]]) -> tuple[Path, Any]:
+    """The position that the stack may add to its embedding, its own or the spec's, and where it stands."""
+    own = stacks["stack"].get("position") if "stack" in stacks else None
+    return (("position",), spec.get("position")) if own is None else (("stack", "position"), own)
+
+
+def _own(mixer: Any) -> Any:
+    return mixer.get("position") if is_mapping(mixer) else getattr(mixer, "position", None)
+
+
+def _class(value: Any) -> type[Kind] | None:
+    """The class of a position, where its kind can be told."""
+    if value is None or isinstance(value, Kind):
+        return None if value is None else type(value)
+    try:
+        return _POSITION.load(_POSITION.name_in(value))
+    except PydanticCustomError:
+        return None
