@@ -18,32 +18,57 @@ class QueryTemperature(Section):
     """Query times 1 + scale ln(1 + floor((position + 1) / floor))."""
 
     scale: PositiveFloat
+    """How fast the factor grows."""
     floor: PositiveInt
+    """Tokens to one step of it."""
 
 
 class GQA(Mixer):
     """Grouped-query attention, arXiv 2305.13245; num_kv_heads = num_heads is multi-head, 1 is multi-query attention."""
 
     num_heads: PositiveInt
+    """Query heads."""
     num_kv_heads: PositiveInt
+    """Key and value heads: as many as num_heads is multi-head, 1 is multi-query attention."""
     head_dim: PositiveInt
+    """Channels of a head; never derived."""
     qkv_bias: bool = False
+    """Biases on the query, key and value projections."""
     o_bias: bool = False
+    """Bias on the output projection."""
     qk_norm: Literal["none", "head", "width", "unit"] = "none"
+    """Norm of queries and keys. head: weights of head_dim, before rotation; width: over the whole projection; unit: no
+    weights, after rotation."""
     sliding_window: PositiveInt | None = None
+    """A token sees itself and the W - 1 tokens before it."""
     attention_chunk_size: PositiveInt | None = None
+    """A token sees its own chunk of so many tokens."""
     softmax_scale: Scale | None = None
+    """Factor on the scores. Default: 1/sqrt(head_dim)."""
     scale_attn_by_inverse_layer_idx: bool = False
+    """Scores are divided by layer + 1, layers counted from 0 (GPT-2)."""
     attn_logit_softcapping: PositiveFloat | None = None
+    """Scores s become c tanh(s / c)."""
     sink_logits: bool = False
+    """One learned logit a head joins the softmax (gpt-oss)."""
     output_gate: bool = False
+    """The output is multiplied by sigmoid(W x) (Qwen3-Next)."""
     query_temperature: QueryTemperature | None = None
+    """Queries grow with the logarithm of their position (Llama 4)."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.num_heads % self.num_kv_heads:
             yield "num_kv_heads", f"should divide num_heads, {self.num_heads} (found {self.num_kv_heads})"
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             yield "attention_chunk_size", "says what a token sees, and so does sliding_window; state one of them"
+
+    def forgetting_objection(self, newest: int, first: int) -> str:
+        if self.attention_chunk_size is not None:
+            return f"which sees no more than its own chunk of {self.attention_chunk_size} tokens"
+        own = self.sliding_window
+        if own is not None and (own <= newest or first):
+            return f"which sees no more than its own window of {own} tokens"
+        return ""
 
     def define(self, g: Builder, x: Value) -> Value:
         d, kv_width, bias = self.head_dim, self.num_kv_heads * self.head_dim, self.qkv_bias
@@ -62,14 +87,6 @@ class GQA(Mixer):
         o = g.attention(
             "attention",
             q,
-    def forgetting_objection(self, newest: int, first: int) -> str:
-        if self.attention_chunk_size is not None:
-            return f"which sees no more than its own chunk of {self.attention_chunk_size} tokens"
-        own = self.sliding_window
-        if own is not None and (own <= newest or first):
-            return f"which sees no more than its own window of {own} tokens"
-        return ""
-
             k,
             v,
             num_heads=self.num_heads,

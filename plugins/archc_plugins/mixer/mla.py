@@ -17,13 +17,21 @@ class MLA(Mixer):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). Cache a token: kv_lora_rank + qk_rope_head_dim."""
 
     num_heads: PositiveInt
+    """Heads."""
     q_lora_rank: PositiveInt | None = None
+    """Rank of the compressed query. Default: null, one full projection."""
     kv_lora_rank: PositiveInt
+    """Width of the latent from which keys and values are expanded."""
     qk_nope_head_dim: PositiveInt
+    """Channels of a query and key head that never turn."""
     qk_rope_head_dim: PositiveInt
+    """Width of the key that all heads share, rotated or not."""
     v_head_dim: PositiveInt
+    """Channels of a value head."""
     bias: bool = False
+    """Biases on q_a_proj, kv_a_proj and o_proj."""
     output_gate: bool = False
+    """The output is multiplied by sigmoid(W x)."""
 
     def define(self, g: Builder, x: Value) -> Value:
         nope, rope, head_dim = (

@@ -18,10 +18,15 @@ class Rope(Position):
     """Rotary position embedding, arXiv 2104.09864: channel pairs of queries and keys turn with the position."""
 
     theta: Annotated[float, Field(gt=1)]
+    """Base of the frequencies."""
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the head's channels that turn, leading ones."""
     interleaved: bool = False
+    """Pairs are (2i, 2i + 1) instead of (i, i + d/2)."""
     trailing: bool = False
+    """The last channels turn instead of the first."""
     scaling: Annotated[Any, Slot("scaling")] = None
+    """A change of the frequencies for longer contexts. Default: none."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.trailing and self.partial_rotary_factor == 1.0:

@@ -15,9 +15,13 @@ class Llama3(Scaling):
     """Llama 3.1 (arXiv 2407.21783): long wavelengths divided by ``factor``, short ones kept, a ramp between."""
 
     factor: Annotated[float, Field(ge=1)]
+    """What long wavelengths are divided by."""
     original_max_position_embeddings: PositiveInt
+    """Length the model was trained at, in tokens."""
     low_freq_factor: PositiveFloat
+    """Wavelengths above the trained length over this count as long."""
     high_freq_factor: PositiveFloat
+    """Wavelengths below the trained length over this count as short."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.high_freq_factor < self.low_freq_factor:
