@@ -15,6 +15,7 @@ from archc.spec.nodes import Node, Path, dotted
 from archc.spec.patterns import Item, PatternError, closed_length, copies, parse, written
 from archc.spec.places import Model, family_at, installed_models, model_at, title
 from archc.spec.scalars import shortened
+from archc.spec.schedule import TRACKS
 from archc.spec.synonyms import CONFIG_ONLY, LATER, families_of, here
 from archc.spec.wording import expected, found
 
@@ -227,9 +228,13 @@ class Advice:
             return ""
         key = str(path[-1])
         family = next((f for f in ("mixer", "ffn") if key in getattr(self.root.child(f"{f}s"), "mapping", {})), "")
-        before = list(self.root.mapping[str(path[0])].mapping)
-        tracks = [name for name in before[: before.index(key)] if name in ("mixer", "ffn", "layers")]
-        return tracks[-1] if family and tracks else ""
+        stack = self.root.mapping[str(path[0])]
+        # By place: a child's keys stand in the order of its parent's.
+        here = stack.key_mark(key)
+        before = {
+            name: mark for name in TRACKS if (mark := stack.keys.get(name, here)) < here and mark.file == here.file
+        }
+        return max(before, key=lambda name: before[name]) if family and before else ""
 
     def _thousands(self, path: Path) -> tuple[str, str] | None:
         """What to say of the second half of ``{vocab_size: 128,256}``."""

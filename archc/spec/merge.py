@@ -22,6 +22,9 @@ def kind_key(path: tuple[str, ...]) -> str:
     """The key that states the kind of the mapping at ``path``; empty for mappings that have no kind."""
     if not path or (len(path) == 1 and path[0] in NAMED_SECTIONS):
         return ""
+    # A stack's patterns; a mixer may bear any name.
+    if len(path) == 2 and path[0] not in NAMED_SECTIONS and path[1] in ("mixer", "ffn", "layers"):
+        return ""
     return "policy" if path[-1] == "cache" else "kind"
 
 
