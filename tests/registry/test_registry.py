@@ -66,7 +66,7 @@ def test_listing_imports_nothing(install, python):
     )
     found, loaded, names = json.loads(python(code))
     assert loaded == []
-    assert names == ["broken", "gqa", "kda", "mla"]
+    assert names == ["broken", "gated_deltanet", "gqa", "kda", "mla"]
     assert ["mixer", "broken", "broken-thing", "broken:Thing"] in found
     assert ["mixer", "gqa", "archc-compiler", "archc_plugins.mixer.gqa:GQA"] in found
     assert found == sorted(found)
