@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from archc.errors import SpecError
+from archc.errors import GraphError, SpecError
 from archc.expansion import expand
 from archc.spec.load import loads_spec
-from tests.plugins.specs import gqa, mla, moe, swiglu, tiny
+from tests.plugins.specs import gqa, kda, mla, moe, swiglu, tiny
 
 pytestmark = pytest.mark.torch
 
@@ -176,3 +176,31 @@ def test_a_plain_feed_forward_is_its_formula(name, inner):
         case _:
             h = h.clamp(min=0) ** 2
     torch.testing.assert_close(model(x), h @ model.down_proj.weight.T + model.down_proj.bias)
+
+
+@pytest.mark.parametrize("qk_norm", ["head", "width"])
+def test_a_norm_of_queries_and_keys_needs_one_that_norms(qk_norm):
+    with pytest.raises(GraphError, match=f"qk_norm {qk_norm} norms nothing: the norm is none; state the mixer's"):
+        expand(loads_spec(tiny(gqa(f"qk_norm: {qk_norm}"), norm="none")))
+    own = gqa(f"qk_norm: {qk_norm}, norm: {{kind: layer_norm, eps: 1.0e-5}}")
+    assert "layers.0.mixer.q_norm.weight" in expand(loads_spec(tiny(own, norm="none"))).params()
+
+
+def test_a_mixer_whose_own_norms_need_an_eps_has_none_from_no_norm():
+    with pytest.raises(GraphError, match="none has no eps, and this mixer needs one for its own norms"):
+        expand(loads_spec(tiny(kda(), norm="none")))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_layer_norm_of_half_precision_takes_its_mean_in_float32(dtype):
+    torch = pytest.importorskip("torch")
+    from archc.torch_backend.build import build
+
+    norm = build(loads_spec(tiny(norm=NORMS["layer_norm"])), device="cpu", dtype=dtype, seed=0).norm
+    x = (30 + torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))).to(getattr(torch, dtype))
+    got = norm(x).detach()
+    off = x.double() - x.double().mean(-1, keepdim=True)
+    want = off / torch.sqrt(off.square().mean(-1, keepdim=True) + 1e-5)
+    assert got.dtype == x.dtype
+    # One rounding of the result, which is about 3 large, and none of a mean of 30.
+    assert float((got.double() - want).abs().max()) < 3 * torch.finfo(x.dtype).eps

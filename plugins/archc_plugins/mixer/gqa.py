@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
+from archc.errors import GraphError
 from archc.families import Mixer
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Value
@@ -75,9 +76,13 @@ class GQA(Mixer):
         q = g.linear("q_proj", x, self.num_heads * d, bias=bias, axis="heads")
         k, v = (g.linear(f"{n}_proj", x, kv_width, bias=bias, axis="kv_heads") for n in "kv")
         if self.qk_norm in ("head", "width"):
-            head_dim = d if self.qk_norm == "head" else None
+            head_dim, plain = d if self.qk_norm == "head" else None, q
             q = self.norm.define(g, "q_norm", q, head_dim=head_dim)
             k = self.norm.define(g, "k_norm", k, head_dim=head_dim)
+            if q is plain:
+                raise GraphError(
+                    f"qk_norm {self.qk_norm} norms nothing: the norm is {self.norm.kind_name}; state the mixer's"
+                )
         q, k = (self.position.rotate(g, t, head_dim=d) for t in (q, k))
         if self.qk_norm == "unit":
             q, k = (g.rms_norm("", t, eps=self.norm.epsilon(), head_dim=d, weight=False) for t in (q, k))
