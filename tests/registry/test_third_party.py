@@ -124,5 +124,7 @@ def test_a_spec_that_names_it_says_what_is_missing_where_it_is_not_installed():
     from archc.errors import SpecError
     from archc.spec.load import loads_spec
 
-    with pytest.raises(SpecError, match=r"unknown mixer \(found token_shift\)\. Installed: gqa, kda, mla"):
+    with pytest.raises(
+        SpecError, match=r"unknown mixer \(found token_shift\)\. Installed: gated_deltanet, gqa, kda, mla"
+    ):
         loads_spec(SPEC)

@@ -4,19 +4,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor, nn
 
 from archc.ir.values import Node
 from archc.ops import rotary as ops
 from archc.torch_backend.context import Context, Function
-
-
-@lru_cache(maxsize=64)
-def _frequencies(values: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device)
+from archc.torch_backend.leaves.numbers import numbers
 
 
 class RopeTable(nn.Module):
@@ -27,11 +21,7 @@ class RopeTable(nn.Module):
         self.frequencies, self.factor = op.frequencies, op.factor
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        if torch.compiler.is_compiling() or positions.is_meta:
-            frequencies = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
-        else:
-            frequencies = _frequencies(self.frequencies, positions.device)
-        angles_BSR = positions.unsqueeze(-1).float() * frequencies
+        angles_BSR = positions.unsqueeze(-1).float() * numbers(self.frequencies, positions)
         cos, sin = angles_BSR.cos(), angles_BSR.sin()
         return (cos, sin) if self.factor == 1.0 else (cos * self.factor, sin * self.factor)
 
