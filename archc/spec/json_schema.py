@@ -11,6 +11,7 @@ from archc import registry
 from archc.spec.merge import EXTENDS, NAMED_SECTIONS
 from archc.spec.near import with_article
 from archc.spec.nodes import is_list, is_mapping
+from archc.spec.patterns import NAME, NONE
 from archc.spec.schema import Spec
 from archc.spec.slots import MARKER, Slot
 from archc.spec.values import TYPE_NAME
@@ -22,7 +23,11 @@ _AMENDS = "amends."
 _NULL: Schema = {"type": "null"}
 _PARENT = "Path of another spec, relative to this file, that this one amends."
 _SIBLING = "Name of {} whose keys this one takes; keys written here replace those whole."
-_TRACKS: list[Schema] = [{"required": ["mixer", "ffn"]}, {"required": ["layers"]}]
+_TRACKS: list[Schema] = [
+    {"required": ["mixer", "ffn"], "properties": {"layers": _NULL}},
+    {"required": ["layers"], "properties": {"mixer": _NULL, "ffn": _NULL}},
+]
+_NAMES: Schema = {"pattern": f"^(?!{NONE}$){NAME.pattern}$"}
 
 
 def json_schema() -> Schema:
@@ -65,11 +70,15 @@ class _Writer:
             spec["properties"][section] = {
                 "description": named.get("description", ""),
                 "type": "object",
+                "propertyNames": _NAMES,
                 "additionalProperties": entry,
+                **({"minProperties": 1} if self.requires and "minProperties" in named else {}),
             }
         if self.requires:
             self.done["Stack"]["anyOf"] = _TRACKS
             spec["properties"]["stack"]["required"] = ["block"]
+        else:
+            spec["required"] = ["name"]
         self.done[f"{self.prefix}spec"] = spec
         while self._waiting:
             name, slot = self._waiting.pop()

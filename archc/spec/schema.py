@@ -28,12 +28,15 @@ def _pattern_text(value: Any) -> Any:
     return " ".join(text.split())
 
 
+_PATTERN_TEXT = {"type": "string", "pattern": r"^\s*(?!.*\s\*)[a-z(][a-z0-9_+*()\s]*$"}
+"""What can be told of a pattern by its letters; ``schedule`` knows the rest."""
+
 Pattern = Annotated[
     str,
     BeforeValidator(_pattern_text),
     WithJsonSchema(
         {
-            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
+            "anyOf": [_PATTERN_TEXT, {"type": "array", "items": _PATTERN_TEXT, "minItems": 1}],
             TYPE_NAME: "pattern",
         }
     ),

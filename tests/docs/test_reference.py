@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 from archc import registry
 from archc.cli.main import archc
+from archc.errors import SpecError
 from archc.spec.described import described
 from archc.spec.load import load_spec, loads_spec
 from archc.spec.patterns import copies, expand, parse
@@ -103,3 +105,59 @@ def test_the_patterns_of_the_page_fit_the_depths_it_says():
             # Between the first depths nothing fits that is not listed.
             first, second, *_ = fits
             assert [depth for depth in range(1, second + 1) if copies(items, depth)] == [first, second]
+
+
+BEYOND_A_SCHEMA = {
+    # Two keys, or a kind and its surroundings, that don't fit each other.
+    "added-position-in-a-mixer",
+    "groups-that-do-not-divide",
+    "heads-that-do-not-divide",
+    "learned-positions-without-a-length",
+    "more-experts-chosen-than-there-are",
+    "more-groups-chosen-than-there-are",
+    "more-kv-heads-than-heads",
+    "name-in-both-sections",
+    "odd-head-under-rope",
+    "scale-of-an-unknown-name",
+    "shared-width-without-shared-experts",
+    "width-in-an-expert",
+    "window-and-chunk",
+    # What the names of a pattern are, and how many layers it comes to.
+    "layers-without-a-sub-layer",
+    "pattern-nested-too-deep",
+    "pattern-not-closed",
+    "pattern-of-ffns-in-the-mixer",
+    "pattern-of-unknown-names",
+    "pattern-open-inside",
+    "pattern-that-leaves-layers-over",
+    "pattern-that-would-be-huge",
+    "pattern-too-long",
+    "pattern-too-short",
+    "pattern-with-two-open-items",
+    # What other entries and other files hold.
+    "mistake-in-a-child",
+    "mistake-in-a-parent",
+    "parent-cycle",
+    "parent-cycle-back",
+    "parent-that-is-itself",
+    "parent-that-is-not-there",
+    "parent-without-its-ending",
+    "sibling-cycle",
+    "sibling-of-the-other-section",
+    "sibling-that-is-not-there",
+    "sibling-with-keys-its-kind-lacks",
+}
+
+
+def test_the_schema_refuses_every_bad_spec_that_a_schema_can_refuse(reference: ModuleType):
+    validator = jsonschema.Draft202012Validator(json.loads(reference.SCHEMA.read_text(encoding="utf-8")))
+    judged: dict[str, bool] = {}
+    for path in sorted((ROOT / "tests" / "spec" / "bad").glob("*.yaml")):
+        # A file that is no tree of plain values never comes to a schema.
+        with suppress(SpecError):
+            node, problems = read_file(str(path), str(path))
+            if not problems:
+                judged[path.stem] = validator.is_valid(node.plain())
+    assert sum(not accepted for accepted in judged.values()) > 50
+    assert {name for name, accepted in judged.items() if accepted} <= BEYOND_A_SCHEMA
+    assert judged.keys() >= BEYOND_A_SCHEMA
