@@ -21,9 +21,7 @@ EXIT_CHECK_FAILED = 1
 EXIT_PROBLEMS = 2
 
 
-class Command(click.Command):
-    """A command whose errors of the user end without a traceback: a failed check in 1, every other in 2."""
-
+class _Ends(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -38,6 +36,14 @@ class Command(click.Command):
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             click.echo(f"archc: {what}", err=True)
             ctx.exit(EXIT_PROBLEMS)
+
+
+class Command(_Ends):
+    """A command whose errors of the user end without a traceback: a failed check in 1, every other in 2."""
+
+
+class Group(_Ends, click.Group):
+    """A command with commands of its own, whose errors end alike."""
 
 
 def problems_of(error: ArchcError) -> tuple[Problem, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from archc import registry
@@ -19,6 +20,7 @@ from archc.spec.values import TYPE_NAME, Scale
 Schema = dict[str, Any]
 
 _DEFAULT = "Default: "
+REQUIRED = "**required**"
 _COLUMNS = "| key | type | default | meaning |\n|---|---|---|---|"
 _ONE_WORD = {"integer": "int", "number": "float", "string": "text", "boolean": "bool", "null": "null"}
 _BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
@@ -73,7 +75,28 @@ def _table(model: Model, names: list[str] | None = None) -> str:
     return "\n".join([_COLUMNS, *_rows(model, names or list(model.model_fields), prefix="")])
 
 
+@dataclass(frozen=True)
+class Key:
+    """A key as a reader sees it; ``default`` says that it is required where it is."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+def keys(model: Model) -> Iterator[Key]:
+    """Every key of a kind or a section, those of its nested mappings under dotted names."""
+    yield from _keys(model, list(model.model_fields), prefix="")
+
+
 def _rows(model: Model, names: list[str], *, prefix: str) -> Iterator[str]:
+    for key in _keys(model, names, prefix=prefix):
+        cells = (f"`{key.name}`", key.type, key.default, key.meaning)
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _keys(model: Model, names: list[str], *, prefix: str) -> Iterator[Key]:
     schema = model.model_json_schema()
     for name in names:
         field = model.model_fields[name]
@@ -82,11 +105,10 @@ def _rows(model: Model, names: list[str], *, prefix: str) -> Iterator[str]:
         text: str = member.get("description", "")
         meaning, said, default = text.partition(_DEFAULT)
         if not said:
-            default = "**required**" if field.is_required() else f"`{_plain(field.default)}`"
-        cells = (f"`{prefix}{key}`", _type(member), default.removesuffix("."), meaning.strip())
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+            default = REQUIRED if field.is_required() else f"`{_plain(field.default)}`"
+        yield Key(f"{prefix}{key}", _type(member), default.removesuffix("."), meaning.strip())
         for inner in _sections(field.annotation):
-            yield from _rows(inner, list(inner.model_fields), prefix=f"{prefix}{key}.")
+            yield from _keys(inner, list(inner.model_fields), prefix=f"{prefix}{key}.")
 
 
 def _sections(annotation: Any) -> Iterator[Model]:

@@ -10,6 +10,16 @@ from archc.spec.emit import emit
 
 Tree = dict[str, Any]
 
+PLACES = {
+    **{family: family for family in ("tokenizer", "embedding", "position", "norm", "head", "cache")},
+    "mixer": "mixers.mixer",
+    "ffn": "ffns.ffn",
+    "block": "stack.block",
+    "router": "ffns.ffn.router",
+    "scaling": "position.scaling",
+}
+"""family -> path in the spec at which its kind stands."""
+
 
 def spec_text(family: str, name: str, keys: Mapping[str, Any], around: Mapping[str, Any] | None = None) -> str:
     """The text of a spec that places the kind ``name`` with these YAML keys; ``around`` replaces whole sections of it.

@@ -26,7 +26,12 @@ def install(source: Path, site: Path, scratch: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", *offline, "--target", str(site), str(copy)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        return
+    else:
+        lay_out(copy, site)
+
+
+def lay_out(copy: Path, site: Path) -> None:
+    """The files of an installed project: its one package, and the metadata that archc reads."""
     project = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module = project["name"].replace("-", "_")
     shutil.copytree(copy / module, site / module)
