@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from archc.errors import GraphError
 from archc.graph.vocabulary import Builder
 from archc.ir.values import MODEL_DTYPE, Param, Value
-from archc.ops.elementwise import GatedActivation
+from archc.ops.elementwise import Activation, GatedActivation
 from archc.ops.moe import Route
 from archc.spec.kind import Kind
 from archc.spec.slots import Slot
@@ -165,8 +165,8 @@ class FFN(Kind):
     def define(self, g: Builder, x: Value) -> Value:
         """``x``: (batch, seq, hidden_size) -> same shape."""
 
-    def as_expert(self) -> tuple[GatedActivation, bool] | None:
-        """(the gated activation, whether there are biases) of one expert; None where this kind can't be one."""
+    def as_expert(self) -> tuple[GatedActivation | Activation, bool] | None:
+        """(the activation, gated or plain, whether there are biases) of one expert; None where this kind can't be one."""
         return None
 
 

@@ -8,7 +8,7 @@ from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim, product
 from archc.ir.values import Param, TensorType
-from archc.ops.elementwise import GatedActivation
+from archc.ops.elementwise import Activation, GatedActivation
 
 
 @op
@@ -53,19 +53,24 @@ class Route(Op):
 
 @op
 class Experts(Op):
-    """Gated feed-forwards, stacked: gate_proj and up_proj (E, I, D), down_proj (E, D, I); inputs (x, indices, weights).
+    """Feed-forwards, stacked: gate_proj and up_proj (E, I, D), down_proj (E, D, I); inputs (x, indices, weights).
 
-    Gate and up are apart so that the ffn axis can be cut in contiguous pieces. ``weight_on`` says whether the weight
-    multiplies an expert's output or its input.
+    Under a plain activation there is no gate_proj. Gate and up are apart so that the ffn axis can be cut in contiguous
+    pieces. ``weight_on`` says whether the weight multiplies an expert's output or its input.
     """
 
     op_name = "experts"
     num_experts: int
     top_k: int
     intermediate_size: int
-    activation: GatedActivation
+    activation: GatedActivation | Activation
     bias: bool = False
     weight_on: str = "output"
+
+    @property
+    def gated(self) -> bool:
+        """Whether there is a gate_proj."""
+        return isinstance(self.activation, GatedActivation)
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         x, indices, weights = inputs
@@ -81,13 +86,15 @@ class Experts(Op):
             ("up_proj", (experts, inner, width), ("experts", "ffn", None)),
             ("down_proj", (experts, width, inner), ("experts", None, "ffn")),
         ):
+            if name == "gate_proj" and not self.gated:
+                continue
             params[name] = Param(name, shape, axes=axes)
             if self.bias:
                 params[f"{name}_bias"] = Param(f"{name}_bias", shape[:2], axes=axes[:2], init="zeros")
         return params
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
-        return product(inputs[0].shape) * (6 * self.top_k * self.intermediate_size)
+        return product(inputs[0].shape) * ((6 if self.gated else 4) * self.top_k * self.intermediate_size)
 
     def active_elements(self, role: str, param: Param) -> int:
         return param.elements // self.num_experts * self.top_k

@@ -68,4 +68,20 @@ mixers:
 ffns: {mlp: {kind: swiglu, intermediate_size: 48}}
 stack: {num_layers: 2, block: pre_norm, mixer: dynamic longrope, ffn: mlp}
 """,
+    "plain experts": "position: {kind: rope, theta: 10000.0}\n"
+    + _EMBEDDING
+    + "mixers: {gqa: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}}\nffns:\n"
+    + "".join(
+        f"  {name}: {{kind: moe, num_experts: 6, num_experts_per_tok: 2, intermediate_size: 16, num_shared_experts: 1, "
+        f"expert: {{kind: mlp, activation: {name}, bias: {bias}}}, "
+        f"router: {{scoring_func: sigmoid, norm_topk_prob: true, weight_on: {weighed}}}}}\n"
+        for name, bias, weighed in (
+            ("relu", "true", "output"),
+            ("silu", "false", "input"),
+            ("gelu", "true", "output"),
+            ("relu2", "true", "output"),
+            ("gelu_tanh", "false", "input"),
+        )
+    )
+    + "stack: {num_layers: 5, block: pre_norm, mixer: gqa, ffn: relu silu gelu relu2 gelu_tanh}\n",
 }

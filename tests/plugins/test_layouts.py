@@ -41,17 +41,19 @@ FFNS = {
     "geglu by tanh": "{kind: geglu, intermediate_size: 24, activation: gelu_tanh}",
     "geglu with biases": "{kind: geglu, intermediate_size: 24, bias: true}",
     "moe of geglu": moe(keys="expert: geglu, num_shared_experts: 1"),
+    "moe of plain experts": moe(keys="expert: {kind: mlp, activation: relu2}"),
+    "moe of plain experts with biases, and a shared one": moe(
+        keys="expert: {kind: mlp, activation: gelu, bias: true}, num_shared_experts: 1"
+    ),
+    "moe of plain experts weighed before": moe(
+        "scoring_func: sigmoid, norm_topk_prob: false, weight_on: input", "expert: {kind: mlp, activation: silu}"
+    ),
 }
 
 
 @pytest.mark.parametrize("ffn", FFNS.values(), ids=FFNS)
 def test_a_feed_forward_keeps_the_contract(contract, ffn):
     contract(tiny(ffn=ffn))
-
-
-def test_a_plain_feed_forward_can_t_be_an_expert_and_the_message_says_why():
-    with pytest.raises(SpecError, match="mlp can't be an expert: it is no gated feed-forward"):
-        loads_spec(tiny(ffn=moe(keys="expert: {kind: mlp, activation: relu2}")))
 
 
 BLOCKS = ("post_norm", "sandwich", "output_norm", "normed_residual", "parallel")

@@ -97,7 +97,7 @@ RULES = [
         "    expert: {kind: moe, num_experts: 2, num_experts_per_tok: 1,\n"
         "             router: {scoring_func: softmax, norm_topk_prob: true}}\n",
         "    expert",
-        "moe can't be an expert: it is no gated feed-forward",
+        "moe can't be an expert: it is no plain or gated feed-forward",
     ),
     ("position", "  trailing: true\n", "trailing", "has no effect while partial_rotary_factor is 1"),
     ("position", LLAMA3, "high_freq_factor", "should be at least low_freq_factor, 4.0"),

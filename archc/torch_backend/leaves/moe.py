@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from archc.ir.values import Node
 from archc.ops import moe as ops
+from archc.ops.elementwise import GatedActivation
 from archc.torch_backend.context import Context
-from archc.torch_backend.leaves.elementwise import gated
+from archc.torch_backend.leaves.elementwise import ACTIVATIONS, gated
 from archc.torch_backend.operators.grouped_linear import grouped_linear
 from archc.torch_backend.twins.moe import experts_twin
 
@@ -65,9 +66,12 @@ class Route(nn.Module):
 
 
 class Experts(nn.Module):
-    """gate_proj, up_proj (E, I, D), down_proj (E, D, I): the weighted sum of each token's experts, (B, S, D)."""
+    """gate_proj, up_proj (E, I, D), down_proj (E, D, I): the weighted sum of each token's experts, (B, S, D).
 
-    gate_proj: nn.Parameter
+    Plain experts have no gate_proj.
+    """
+
+    gate_proj: nn.Parameter | None
     up_proj: nn.Parameter
     down_proj: nn.Parameter
     gate_proj_bias: nn.Parameter | None
@@ -77,9 +81,10 @@ class Experts(nn.Module):
     def __init__(self, op: ops.Experts, twin: str | None) -> None:
         super().__init__()
         act = op.activation
-        self.function, self.limit, self.alpha, self.up_offset = act.function, act.limit, act.alpha, act.up_offset
-        self.weight_on, self.twin = op.weight_on, twin
-        for name in ("gate_proj_bias", "up_proj_bias", "down_proj_bias"):
+        self.function, self.weight_on, self.twin = act.function, op.weight_on, twin
+        if isinstance(act, GatedActivation):
+            self.limit, self.alpha, self.up_offset = act.limit, act.alpha, act.up_offset
+        for name in ("gate_proj", "gate_proj_bias", "up_proj_bias", "down_proj_bias"):
             self.register_parameter(name, None)
 
     def forward(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
@@ -89,7 +94,7 @@ class Experts(nn.Module):
         x_TD, expert_R = x.flatten(0, -2), indices.flatten()
         order_R = expert_R.argsort(stable=True)
         sorted_R = expert_R[order_R]
-        counts_E = torch.zeros(self.gate_proj.shape[0], dtype=torch.int64, device=x.device)
+        counts_E = torch.zeros(self.up_proj.shape[0], dtype=torch.int64, device=x.device)
         ends_E = counts_E.scatter_add(0, sorted_R, torch.ones_like(sorted_R)).cumsum(0)
         weight_R1 = weights.flatten()[order_R].unsqueeze(-1).to(x.dtype)
         rows_RD = x_TD[order_R // top_k]
@@ -97,25 +102,33 @@ class Experts(nn.Module):
             rows_RD = rows_RD * weight_R1
         gate = self._project(rows_RD, self.gate_proj, self.gate_proj_bias, ends_E, sorted_R)
         up = self._project(rows_RD, self.up_proj, self.up_proj_bias, ends_E, sorted_R)
-        y_RD = self._project(self.gate(gate, up), self.down_proj, self.down_proj_bias, ends_E, sorted_R)
+        assert up is not None
+        y_RD = self._project(self.middle(gate, up), self.down_proj, self.down_proj_bias, ends_E, sorted_R)
+        assert y_RD is not None
         if self.weight_on == "output":
             y_RD = y_RD * weight_R1
         # Rows back to their tokens, then the k rows of a token added: no atomic adds, so runs are repeatable.
         back_R = torch.empty_like(order_R).scatter(0, order_R, torch.arange(order_R.shape[0], device=x.device))
         return y_RD[back_R].unflatten(0, (-1, top_k)).sum(1).view(x.shape)
 
-    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
-        """The middle of an expert."""
+    def middle(self, gate: Tensor | None, up: Tensor) -> Tensor:
+        """What stands between the projections of an expert."""
+        if gate is None:
+            return ACTIVATIONS[self.function](up)
         words = {"function": self.function, "limit": self.limit, "alpha": self.alpha, "up_offset": self.up_offset}
         return gated(gate, up, **words)
 
-    def _project(self, rows: Tensor, weight: Tensor, bias: Tensor | None, ends_E: Tensor, sorted_R: Tensor) -> Tensor:
+    def _project(
+        self, rows: Tensor, weight: Tensor | None, bias: Tensor | None, ends_E: Tensor, sorted_R: Tensor
+    ) -> Tensor | None:
+        if weight is None:
+            return None
         y = grouped_linear(rows, weight, ends_E, False)
         return y if bias is None else y + bias[sorted_R]
 
     def extra_repr(self) -> str:
-        experts, inner, width = self.gate_proj.shape
-        bias = ", bias=True" if self.gate_proj_bias is not None else ""
+        experts, inner, width = self.up_proj.shape
+        bias = ", bias=True" if self.up_proj_bias is not None else ""
         return f"{experts} x ({width} -> {inner} -> {width}), {self.function}{bias}"
 
 

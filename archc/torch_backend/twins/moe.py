@@ -18,8 +18,8 @@ def experts_twin(module: Any, x: Tensor, indices: Tensor, weights: Tensor) -> Te
             row = flat[token : token + 1]
             if module.weight_on == "input":
                 row = row * weight
-            gate, up = (_project(module, name, row, expert) for name in ("gate_proj", "up_proj"))
-            y = _project(module, "down_proj", module.gate(gate, up), expert)
+            gate = None if module.gate_proj is None else _project(module, "gate_proj", row, expert)
+            y = _project(module, "down_proj", module.middle(gate, _project(module, "up_proj", row, expert)), expert)
             total = total + (y if module.weight_on == "input" else y * weight)
         rows.append(total)
     return torch.cat(rows).view(x.shape)

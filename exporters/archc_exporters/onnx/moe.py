@@ -9,13 +9,16 @@ import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops import moe as ops
+from archc.ops.elementwise import GatedActivation
 from archc_exporters.onnx.context import MS, Lowering
-from archc_exporters.onnx.elementwise import gated
+from archc_exporters.onnx.elementwise import activate, gated
 from archc_exporters.onnx.weights import Array
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 UNCHOSEN = -1e4
 """Router logit of an expert that is not chosen: exp of it is 0 in every dtype, and float16 holds it."""
+FUSED_GATED, FUSED_PLAIN = ("silu",), ("relu", "silu")
+"""Activations that onnxruntime's MoE node computes exactly, by the graph's names; its gelu is an approximation."""
 SMALLEST = 1e-20
 """Keeps a weight of 0 out of the logarithm, and a sum of 0 out of a denominator."""
 
@@ -97,7 +100,7 @@ def experts(ctx: Lowering, node: Node, x: ir.Value, indices: ir.Value, weights: 
         column = ctx.cast(ctx.op("Unsqueeze", shares, ctx.ints(2)), ctx.dtype)
         rows = ctx.op("Reshape", ctx.op("Mul", ctx.op("Unsqueeze", rows, ctx.ints(1)), column), ctx.ints(-1, width))
         chosen, shares = ctx.op("Reshape", chosen, ctx.ints(-1, 1)), None
-    if op.activation.function == "silu":
+    if op.activation.function in (FUSED_GATED if op.gated else FUSED_PLAIN):
         y = _fused(ctx, node, op, rows, chosen, shares)
     else:
         y = _every_expert(ctx, node, op, rows, chosen, shares)
@@ -111,7 +114,6 @@ def _fused(
     ctx: Lowering, node: Node, op: ops.Experts, rows: ir.Value, chosen: ir.Value, shares: ir.Value | None
 ) -> ir.Value:
     """MoE normalises by a softmax over its top k; over logarithms of the weights that is weight / sum, then times the sum."""
-    count, inner, width = op.num_experts, op.intermediate_size, node.inputs[0].width
     if shares is None:
         ctx.note("MoE over (token, expert) rows with k = 1: the weight stands on the input")
         logits, total, k = ctx.cast(ctx.op("Mul", chosen, ctx.scalar(0, INT64)), ctx.dtype), None, 1
@@ -124,23 +126,7 @@ def _fused(
         logits = ctx.cast(ctx.op("Log", ctx.op("Max", share, smallest)), ctx.dtype)
     router = _scattered(ctx, op, chosen, logits, UNCHOSEN)
 
-    def interleaved(gate: Array, up: Array) -> Array:
-        # Rows g0, u0, g1, u1, …: the one layout that both of onnxruntime's kernels take.
-        return np.stack((gate, up), 2).reshape(count, 2 * inner, -1)
-
-    def interleaved_bias(gate: Array, up: Array) -> Array:
-        return np.stack((gate, up), 2).reshape(count, 2 * inner)
-
-    shape = (count, 2 * inner, width)
-    first = ctx.weight(node, "gate_proj", "up_proj", tag="gate_up", shape=shape, transform=interleaved)
-    first_bias = second_bias = None
-    if op.bias:
-        roles = ("gate_proj_bias", "up_proj_bias")
-        first_bias = ctx.weight(node, *roles, tag="gate_up", shape=shape[:2], transform=interleaved_bias)
-        second_bias = ctx.weight(node, "down_proj_bias")
-    numbers: dict[str, Any] = {"activation_alpha": op.activation.alpha, "activation_beta": op.activation.up_offset}
-    if op.activation.limit is not None:
-        numbers["swiglu_limit"] = op.activation.limit
+    first, first_bias, numbers = _first_layer(ctx, node, op)
     y = ctx.op(
         "MoE",
         rows,
@@ -148,11 +134,9 @@ def _fused(
         first,
         first_bias,
         ctx.weight(node, "down_proj"),
-        second_bias,
+        ctx.weight(node, "down_proj_bias") if op.bias else None,
         domain=MS,
         k=k,
-        activation_type="swiglu",
-        swiglu_fusion=1,
         # 0 gives wrong numbers on the CPU of onnxruntime 1.31.
         normalize_routing_weights=1,
         **numbers,
@@ -160,13 +144,36 @@ def _fused(
     return y if total is None else ctx.op("Mul", y, ctx.cast(total, ctx.dtype))
 
 
+def _first_layer(ctx: Lowering, node: Node, op: ops.Experts) -> tuple[ir.Value, ir.Value | None, dict[str, Any]]:
+    """MoE's first weight and bias, and the attributes that say what follows them."""
+    act = op.activation
+    if not isinstance(act, GatedActivation):
+        bias = ctx.weight(node, "up_proj_bias") if op.bias else None
+        return ctx.weight(node, "up_proj"), bias, {"activation_type": act.function}
+    count, inner = op.num_experts, op.intermediate_size
+
+    def interleaved(gate: Array, up: Array) -> Array:
+        # Rows g0, u0, g1, u1, …: the one layout that both of onnxruntime's kernels take.
+        return np.stack((gate, up), 2).reshape(count, 2 * inner, *gate.shape[2:])
+
+    shape, bias = (count, 2 * inner, node.inputs[0].width), None
+    first = ctx.weight(node, "gate_proj", "up_proj", tag="gate_up", shape=shape, transform=interleaved)
+    if op.bias:
+        roles = ("gate_proj_bias", "up_proj_bias")
+        bias = ctx.weight(node, *roles, tag="gate_up", shape=shape[:2], transform=interleaved)
+    numbers: dict[str, Any] = {"activation_alpha": act.alpha, "activation_beta": act.up_offset}
+    if act.limit is not None:
+        numbers["swiglu_limit"] = act.limit
+    return first, bias, {"activation_type": "swiglu", "swiglu_fusion": 1, **numbers}
+
+
 def _every_expert(
     ctx: Lowering, node: Node, op: ops.Experts, rows: ir.Value, chosen: ir.Value, shares: ir.Value | None
 ) -> ir.Value:
-    """All experts as one wide gated feed-forward whose inner channels are weighted by their expert's share."""
-    ctx.note(
-        f"every expert for every token: MoE has no gated {op.activation.function}, so this costs num_experts / k more"
-    )
+    """All experts as one wide feed-forward whose inner channels are weighted by their expert's share."""
+    act = op.activation
+    form = f"{'gated' if op.gated else 'plain'} {act.function}"
+    ctx.note(f"every expert for every token: MoE has no {form}, so this costs num_experts / k more")
     count, inner, width = op.num_experts, op.intermediate_size, node.inputs[0].width
     wide = count * inner
     if shares is None:
@@ -180,13 +187,18 @@ def _every_expert(
         return weight.transpose(0, 2, 1).reshape(wide, width)
 
     branches: list[ir.Value] = []
-    for role in ("gate_proj", "up_proj"):
+    for role in ("gate_proj", "up_proj") if op.gated else ("up_proj",):
         y = ctx.op("MatMul", rows, ctx.weight(node, role, tag="wide", shape=(width, wide), transform=into))
         if op.bias:
             flat = ctx.weight(node, f"{role}_bias", tag="wide", shape=(wide,), transform=lambda b: b.reshape(-1))
             y = ctx.op("Add", y, flat)
         branches.append(y)
-    h = ctx.op("Reshape", gated(ctx, branches[0], branches[1], op.activation), ctx.ints(-1, count, inner))
+    middle = (
+        gated(ctx, branches[0], branches[1], act)
+        if isinstance(act, GatedActivation)
+        else activate(ctx, branches[0], act.function)
+    )
+    h = ctx.op("Reshape", middle, ctx.ints(-1, count, inner))
     h = ctx.op("Reshape", ctx.op("Mul", h, ctx.op("Unsqueeze", share, ctx.ints(2))), ctx.ints(-1, wide))
     y = ctx.op("MatMul", h, ctx.weight(node, "down_proj", tag="wide", shape=(wide, width), transform=out_of))
     return ctx.op("Add", y, ctx.op("MatMul", share, ctx.weight(node, "down_proj_bias"))) if op.bias else y

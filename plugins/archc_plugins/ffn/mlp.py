@@ -9,6 +9,7 @@ from pydantic import PositiveInt
 from archc.families import FFN
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Value
+from archc.ops.elementwise import Activation
 
 
 class MLP(FFN):
@@ -24,3 +25,6 @@ class MLP(FFN):
     def define(self, g: Builder, x: Value) -> Value:
         up = g.linear("up_proj", x, self.intermediate_size, bias=self.bias, axis="ffn")
         return g.linear("down_proj", g.activation(up, self.activation), x.width, bias=self.bias)
+
+    def as_expert(self) -> tuple[Activation, bool]:
+        return Activation(function=self.activation), self.bias

@@ -66,7 +66,7 @@ class MoE(FFN):
         for field, message in self.router.misfits(self.num_experts, self.num_experts_per_tok):
             yield f"router.{field}", message
         if self.expert.as_expert() is None:
-            yield "expert", f"{self.expert.kind_name} can't be an expert: it is no gated feed-forward"
+            yield "expert", f"{self.expert.kind_name} can't be an expert: it is no plain or gated feed-forward"
         if self.shared_intermediate_size is not None and not self.num_shared_experts:
             yield "shared_intermediate_size", "is a width without an expert: num_shared_experts is 0"
         if self.shared_gate and not self.num_shared_experts:
