@@ -80,7 +80,7 @@ EXAMPLES: dict[str, Example] = {
     "tokenizer.bytes": example(),
     "tokenizer.char": example(vocab_size=37),
     "tokenizer.word": example(vocab_size=37),
-    "tokenizer.bpe": example(vocab_size=37),
+    "tokenizer.bpe": example(vocab_size=300),
 }
 """``family.name`` -> its example."""
 
