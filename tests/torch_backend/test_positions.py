@@ -74,5 +74,16 @@ def test_slopes_keep_near_keys_apart_in_half_precision_however_long_the_text():
 
     query = torch.tensor([[60_000]])
     keys = torch.arange(59_990, 60_001).unsqueeze(0)
-    fall = falling((0.5, 0.25), query, keys).bfloat16()
+    fall = falling((0.5, 0.25), query, keys, None, torch.bfloat16)
     assert fall[0, 0, 0].tolist() == [-0.5 * distance for distance in range(10, -1, -1)]
+
+
+def test_the_layers_of_a_training_step_keep_one_mask_and_none_is_left_after_it():
+    from archc.torch_backend.leaves.softmax import _alive
+
+    model = lively(archc.loads_spec(SPECS["alibi"]))
+    loss = model(ids_for(model, 1, 17)).square().mean()
+    assert len({id(mask) for mask in _alive.values() if mask.shape[-1] == 17}) == 1
+    loss.backward()
+    del loss
+    assert not [mask for mask in _alive.values() if mask.shape[-1] == 17]

@@ -13,7 +13,7 @@ from archc.ir.values import Node
 from archc.ops import attention as ops
 from archc.torch_backend.context import Context
 from archc.torch_backend.leaves.caches import ring_positions, write_ring, write_rows
-from archc.torch_backend.leaves.softmax import attend, falling, visible
+from archc.torch_backend.leaves.softmax import attend, falling, visible, while_alive
 from archc.torch_backend.step import Step
 from archc.torch_backend.twins.attention import twin_of
 
@@ -66,20 +66,25 @@ class Attention(nn.Module):
             mask, positions = None, torch.arange(total, device=q.device).unsqueeze(0)
             if q.shape[2] > 1 or not step.uniform:
                 mask = visible(step.positions, positions)
-            return from_heads(self._call(q, keys, values, mask, self._bias(step.positions, positions)))
+            return from_heads(self._call(q, keys, values, self._sloped(mask, step.positions, positions, q.dtype)))
         return from_heads(self._attend_ring(q, k, v, step, key, value))
 
     def _attend_new(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """New tokens among themselves, from an empty cache; padding on the right is seen by padding only."""
         seq = q.shape[2]
-        is_whole = self.ring_rows is None or seq <= self.ring_rows
-        # `True if … else False`: a symbolic bool would break a compiled graph.
-        causal = True if is_whole and seq > 1 else False  # noqa: SIM210
-        if is_whole and self.slopes is None:
-            return self._call(q, k, v, None, None, causal=causal)
-        positions = torch.arange(seq, device=q.device).unsqueeze(0)
-        mask = None if is_whole else self._visible(positions, positions)
-        return self._call(q, k, v, mask, self._bias(positions, positions), causal=causal)
+        if self.slopes is not None:
+            key = (self.slopes, self.window, self.chunk, self.sink_tokens, seq, q.device, q.dtype)
+            return self._call(q, k, v, while_alive(key, lambda: self._mask_of_new(q)))
+        if self.ring_rows is None or seq <= self.ring_rows:
+            # `True if … else False`: a symbolic bool would break a compiled graph.
+            return self._call(q, k, v, None, causal=True if seq > 1 else False)  # noqa: SIM210
+        return self._call(q, k, v, self._mask_of_new(q))
+
+    def _mask_of_new(self, q: Tensor) -> Tensor:
+        positions = torch.arange(q.shape[2], device=q.device).unsqueeze(0)
+        mask = self._sloped(self._visible(positions, positions), positions, positions, q.dtype)
+        assert mask is not None
+        return mask
 
     def _attend_ring(self, q: Tensor, k: Tensor, v: Tensor, step: Step, key: Tensor, value: Tensor) -> Tensor:
         rows, seq = key.shape[2], q.shape[2]
@@ -93,11 +98,11 @@ class Attention(nn.Module):
             write_ring(key, k, step, self.sink_tokens)
             write_ring(value, v, step, self.sink_tokens)
             held = min(step.past + 1, rows) if self.chunk is None else step.past % rows + 1
-            bias = None
+            mask = None
             if self.slopes is not None:
                 slots = ring_positions(step.positions + 1, rows, self.sink_tokens)[:, :held]
-                bias = self._bias(step.positions, slots)
-            return self._call(q, key[:, :, :held].to(q.dtype), value[:, :, :held].to(q.dtype), None, bias)
+                mask = self._sloped(None, step.positions, slots, q.dtype)
+            return self._call(q, key[:, :, :held].to(q.dtype), value[:, :, :held].to(q.dtype), mask)
         held = min(step.past, rows)
         before = ring_positions(step.positions[:, :1], rows, self.sink_tokens)[:, :held]
         keys = torch.cat((key[:, :, :held].to(k.dtype), k), 2)
@@ -106,19 +111,18 @@ class Attention(nn.Module):
         write_ring(value, v, step, self.sink_tokens)
         positions = torch.cat((before, step.positions), 1)
         mask = self._visible(step.positions, positions)
-        return self._call(q, keys, values, mask, self._bias(step.positions, positions))
+        return self._call(q, keys, values, self._sloped(mask, step.positions, positions, q.dtype))
 
-    def _bias(self, query_BS: Tensor, key_BT: Tensor) -> Tensor | None:
-        return None if self.slopes is None else falling(self.slopes, query_BS, key_BT)
+    def _sloped(self, mask: Tensor | None, query_BS: Tensor, key_BT: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The mask, with slopes where there are any: numbers instead of bools."""
+        return mask if self.slopes is None else falling(self.slopes, query_BS, key_BT, mask, dtype)
 
     def _visible(self, query_BS: Tensor, key_BT: Tensor) -> Tensor:
         return visible(query_BS, key_BT, window=self.window, chunk=self.chunk, sink_tokens=self.sink_tokens)
 
-    def _call(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool = False
-    ) -> Tensor:
+    def _call(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
         return self.kernel(
-            q, k, v, scale=self.scale, mask=mask, causal=causal, sinks_N=self.sinks, soft_cap=self.soft_cap, bias=bias
+            q, k, v, scale=self.scale, mask=mask, causal=causal, sinks_N=self.sinks, soft_cap=self.soft_cap
         )
 
     def extra_repr(self) -> str:

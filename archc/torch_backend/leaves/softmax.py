@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from weakref import WeakValueDictionary
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -28,14 +31,33 @@ def visible(
     return seen.unsqueeze(1)
 
 
-def falling(slopes: tuple[float, ...], query_BS: Tensor, key_BT: Tensor) -> Tensor:
-    """What a key's score gains a head: its slope times the distance, at most 0 where it is seen, (B or 1, N, S, T) float32.
+def falling(
+    slopes: tuple[float, ...], query_BS: Tensor, key_BT: Tensor, seen: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """What is added to scores, (B or 1, N, S, T): minus slope times distance where a key is seen, minus infinity elsewhere.
 
     From the distance and not from the key's position, which the softmax would not tell apart, so that the near keys, which
     matter, keep their digits in half precision.
     """
     distance_BST = (key_BT.unsqueeze(-2) - query_BS.unsqueeze(-1)).float()
-    return distance_BST.unsqueeze(1) * numbers(slopes, query_BS).view(-1, 1, 1)
+    mask_BNST = distance_BST.unsqueeze(1) * numbers(slopes, query_BS).view(-1, 1, 1)
+    if seen is not None:
+        mask_BNST = mask_BNST.masked_fill(~seen, float("-inf"))
+    return mask_BNST.to(dtype)
+
+
+_alive: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()
+
+
+def while_alive(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    """The same tensor for equal keys as long as somebody holds it: the layers of a training step keep one mask, not one each."""
+    if torch.compiler.is_compiling():
+        return make()
+    key = (key, torch.is_inference_mode_enabled())
+    found = _alive.get(key)
+    if found is None:
+        found = _alive[key] = make()
+    return found
 
 
 def attend(
@@ -48,18 +70,11 @@ def attend(
     causal: bool = False,
     sinks_N: Tensor | None = None,
     soft_cap: float | None = None,
-    bias: Tensor | None = None,
 ) -> Tensor:
     """(B, N, S, V). Query head n reads key-value head n // G. ``causal`` is for as many keys as queries.
 
-    ``bias`` (B or 1, N, S, T) is added to the scores.
+    A mask of bools says what is seen, one of numbers, in the dtype of q, is added to the scores.
     """
-    if bias is not None:
-        # One float mask says what is seen and how much it gains.
-        if causal:
-            mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
-        bias = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-        mask, causal = bias.to(q_BNSH.dtype), False
     if sinks_N is not None or soft_cap is not None:
         return attend_spelled(
             q_BNSH, k_BKTH, v_BKTV, scale=scale, mask=mask, causal=causal, sinks_N=sinks_N, soft_cap=soft_cap

@@ -27,18 +27,15 @@ def dense(
     causal: bool = False,
     sinks_N: Tensor | None = None,
     soft_cap: float | None = None,
-    bias: Tensor | None = None,
 ) -> Tensor:
     """All scores, then a mask, in float64: (B, N, S, V)."""
     group = q_BNSH.shape[1] // k_BKTH.shape[1]
     q, k, v = q_BNSH.double(), k_BKTH.double().repeat_interleave(group, 1), v_BKTV.double().repeat_interleave(group, 1)
     scores = _scores(q, k, scale, soft_cap)
-    if bias is not None:
-        scores = scores + bias
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     return (_softmax(scores, sinks_N) @ v).to(v_BKTV.dtype)
 
 
@@ -52,7 +49,6 @@ def one_query_at_a_time(
     causal: bool = False,
     sinks_N: Tensor | None = None,
     soft_cap: float | None = None,
-    bias: Tensor | None = None,
 ) -> Tensor:
     """Each query against only the keys it sees, so that a counter sees the needed pairs and no others."""
     batch, heads, seq, _ = q_BNSH.shape
@@ -65,10 +61,11 @@ def one_query_at_a_time(
     for b in range(batch):
         columns: list[Tensor] = []
         for s in range(seq):
-            index = mask[min(b, mask.shape[0] - 1), 0, s].nonzero().flatten()
+            row = mask[min(b, mask.shape[0] - 1), :, s]
+            index = (row[0] if row.dtype == torch.bool else row[0].isfinite()).nonzero().flatten()
             scores = _scores(q_BNSH[b : b + 1, :, s : s + 1].double(), k[b : b + 1, :, index], scale, soft_cap)
-            if bias is not None:
-                scores = scores + bias[min(b, bias.shape[0] - 1), :, s : s + 1, index]
+            if row.dtype != torch.bool:
+                scores = scores + row[:, index].unsqueeze(1)
             columns.append(_softmax(scores, sinks_N) @ v[b : b + 1, :, index])
         rows.append(torch.cat(columns, 2))
     return torch.cat(rows, 0).to(v_BKTV.dtype)
