@@ -65,6 +65,28 @@ _LLAMA4: Rules = (
     (_LAYER + r"feed_forward\.router\.weight", _in_layer("ffn.router.weight")),
     (_LAYER + r"feed_forward\.shared_expert\.(gate|up|down)_proj\.weight", _shared),
 )
+_OPT_LAYER = r"model\.decoder\.layers\.\d+\."
+
+
+def _opt(other: str) -> Callable[[str, Tensor], Tensors]:
+    """A weight or bias of OPT's decoder under archc's name for its module."""
+    return lambda name, tensor: {f"layers.{name.split('.')[3]}.{other}.{name.rpartition('.')[2]}": tensor}
+
+
+def _whole(other: str) -> Callable[[str, Tensor], Tensors]:
+    return lambda name, tensor: {other: tensor}
+
+
+_OPT: Rules = (
+    (r"model\.decoder\.embed_tokens\.weight", _whole("embed_tokens.weight")),
+    (r"model\.decoder\.embed_positions\.weight", _whole("embed_positions.weight")),
+    *((rf"{_OPT_LAYER}self_attn\.{n}_proj\.(weight|bias)", _opt(f"mixer.{n}_proj")) for n in "qkv"),
+    (_OPT_LAYER + r"self_attn\.out_proj\.(weight|bias)", _opt("mixer.o_proj")),
+    (_OPT_LAYER + r"self_attn_layer_norm\.(weight|bias)", _opt("mixer_norm")),
+    (_OPT_LAYER + r"fc1\.(weight|bias)", _opt("ffn.up_proj")),
+    (_OPT_LAYER + r"fc2\.(weight|bias)", _opt("ffn.down_proj")),
+    (_OPT_LAYER + r"final_layer_norm\.(weight|bias)", _opt("ffn_norm")),
+)
 
 LAYERS: dict[str, Rules] = {
     "gemma2": _SANDWICH,
@@ -72,6 +94,7 @@ LAYERS: dict[str, Rules] = {
     "llama4": _LLAMA4,
     "minimax_m2": ((_LAYER + r"mlp\.e_score_correction_bias", _in_layer("ffn.router.e_score_correction_bias")),),
     "olmo2": _OUTPUT_NORMS,
+    "opt": _OPT,
     "phi3": _JOINED,
     "phi3_long": _JOINED,
 }

@@ -50,7 +50,7 @@ def test_a_tensor_without_a_place_and_a_weight_without_a_tensor_are_both_named(o
     with pytest.raises(ValueError, match="2 problems") as caught:
         to_archc(state, shapes_of(family), family=family.name, tied=oracle.tied())
     assert f"self_attn.forgotten.weight {tuple(norm.shape)} of transformers has no place" in str(caught.value)
-    assert f"  norm.weight {tuple(norm.shape)} of the graph is not filled" in str(caught.value)
+    assert f"norm.weight {tuple(norm.shape)} of the graph is not filled" in str(caught.value)
 
 
 def test_rounding_alone_stays_far_below_the_tolerance(oracle, family):

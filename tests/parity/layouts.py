@@ -1,0 +1,92 @@
+"""Residual layouts that no other family has: OPT's norms after the sum, and MiniMax-01's normed stream."""
+
+from __future__ import annotations
+
+from tests.parity.family import EPS, GQA, NOT_RENORMALISED, ROPE, THETA, Family, config, spec
+
+OPT = Family(
+    name="opt",
+    model_class="OPTForCausalLM",
+    config_class="OPTConfig",
+    config={
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "ffn_dim": 96,
+        "max_position_embeddings": 48,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 64,
+        "do_layer_norm_before": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    },
+    # There is no norm after the last layer's own.
+    final_norm="model.decoder.layers.2.final_layer_norm.weight",
+    # Without a rotation a constant in all keys cancels in the softmax.
+    unseen=(r"layers\.\d+\.mixer\.k_proj\.bias",),
+    tolerance=2.6e-4,
+    spec=spec(
+        "opt",
+        """
+position: {kind: learned, offset: 2}
+mixers: {attn: {kind: gqa, num_heads: 4, num_kv_heads: 4, head_dim: 16, qkv_bias: true, o_bias: true}}
+ffns: {mlp: {kind: mlp, intermediate_size: 96, activation: relu, bias: true}}
+stack: {num_layers: 3, block: post_norm, mixer: attn, ffn: mlp}
+""",
+        tied=True,
+    )
+    .replace("norm: {kind: rms_norm, eps: 0.01}", "norm: {kind: layer_norm, eps: 1e-5}")
+    .replace("embeddings: 128", "embeddings: 48"),
+    twists=(
+        ("eps: 1e-5", "eps: 1e-2"),
+        ("activation: relu", "activation: gelu"),
+        ("block: post_norm", "block: {kind: post_norm, residual_multiplier: 0.99}"),
+        ("block: post_norm", "block: {kind: post_norm, skip_multiplier: 0.99}"),
+    ),
+)
+
+MINIMAX = Family(
+    name="minimax",
+    model_class="MiniMaxForCausalLM",
+    config_class="MiniMaxConfig",
+    # Its layers of full attention; the factors of both branches are equal, as one block has one of each.
+    config=config(
+        **{**GQA, "intermediate_size": 24},
+        layer_types=["full_attention"] * 3,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        full_attn_alpha_factor=0.75,
+        full_attn_beta_factor=1.5,
+        mlp_alpha_factor=0.75,
+        mlp_beta_factor=1.5,
+        rope_parameters=ROPE,
+    ),
+    spec=spec(
+        "minimax",
+        """
+position: {kind: rope, theta: 10000.0}
+mixers: {attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 24}}
+ffns:
+  moe:
+    kind: moe
+    num_experts: 8
+    num_experts_per_tok: 2
+    intermediate_size: 24
+    router: {scoring_func: softmax, norm_topk_prob: true}
+stack:
+  num_layers: 3
+  block: {kind: normed_residual, skip_multiplier: 0.75, residual_multiplier: 1.5}
+  mixer: attn
+  ffn: moe
+""",
+    ),
+    twists=(
+        EPS,
+        THETA,
+        NOT_RENORMALISED,
+        ("skip_multiplier: 0.75", "skip_multiplier: 0.76"),
+        ("residual_multiplier: 1.5", "residual_multiplier: 1.51"),
+        ("kind: normed_residual", "kind: pre_norm"),
+    ),
+)
