@@ -9,7 +9,7 @@ import pytest
 from archc.errors import GraphError, SpecError
 from archc.expansion import expand
 from archc.ops.rotary import RopeTable
-from archc.spec.load import loads_spec
+from archc.spec.load import load_spec, loads_spec
 from tests.plugins.specs import gqa, mla, tiny
 
 DYNAMIC = "{kind: dynamic, factor: 4.0, original_max_position_embeddings: 64}"
@@ -103,3 +103,15 @@ def test_a_single_turning_pair_has_frequency_one_under_dynamic():
     narrow = text(DYNAMIC, 256).replace("theta: 100.0", "theta: 100.0, partial_rotary_factor: 0.25")
     (op,) = [node.op for node in expand(loads_spec(narrow)).root.nodes() if isinstance(node.op, RopeTable)]
     assert op.frequencies == (1.0,)
+
+
+def test_a_length_set_on_the_command_line_chooses_the_list():
+    def frequencies(*changes):
+        graph = expand(load_spec("tiny-phi-3-longrope", list(changes)))
+        (op,) = [node.op for node in graph.root.nodes() if isinstance(node.op, RopeTable)]
+        return op.frequencies
+
+    short, long = frequencies("max_position_embeddings=16"), frequencies()
+    assert [a / b for a, b in zip(short, long, strict=True)] == pytest.approx(
+        [1.0, 1.5 / 1.1, 2.0 / 1.3, 4.0 / 1.7, 4.5 / 1.9, 5.0 / 2.0, 5.5 / 2.1, 6.0 / 2.2]
+    )
