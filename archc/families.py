@@ -49,6 +49,8 @@ class Position(Kind):
     """Whether it is added to the embedding: then it is the stack's, and a mixer can't have one of its own."""
     needs_length: ClassVar[bool] = False
     """Whether it has a row a position, so that the spec must state ``max_position_embeddings``."""
+    has_slopes: ClassVar[bool] = False
+    """Whether it puts a slope on the scores (``bias``)."""
 
     def embed(self, g: Builder, x: Value) -> Value:
         """What is added to the embedding."""
@@ -144,6 +146,8 @@ class Mixer(Kind):
     cache: Annotated[Any, Slot("cache", key="policy", default_kind="full")] = None
     """How this mixer's state is stored. Default: the stack's."""
 
+    refuses_slopes: ClassVar[bool] = False
+    """Whether it has scores and no place for a slope on them."""
     keeps_rows: ClassVar[bool] = True
     """Whether it keeps a row a token; False where it keeps a state of fixed size only."""
 

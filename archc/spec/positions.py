@@ -10,10 +10,10 @@ from pydantic_core import PydanticCustomError
 from archc.spec.faults import fault
 from archc.spec.kind import Kind
 from archc.spec.nodes import Path, is_mapping
-from archc.spec.schedule import Found
+from archc.spec.schedule import Found, placed
 from archc.spec.slots import Slot
 
-_POSITION = Slot("position")
+_POSITION, _MIXER = Slot("position"), Slot("mixer")
 
 
 def check_positions(spec: Mapping[str, Any], stacks: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
@@ -33,6 +33,7 @@ def check_positions(spec: Mapping[str, Any], stacks: Mapping[str, Mapping[str, A
             message = f"{cls.kind_name} is added to the embedding, once for all mixers"
             hint = "State it as the spec's or the stack's position"
             yield ("mixers", name, "position"), fault(message, hint, code="position")
+        yield from _misplaced_slopes(str(name), mixer, (path, value), stacks)
 
 
 def _added(spec: Mapping[str, Any], stacks: Mapping[str, Mapping[str, Any]]) -> tuple[Path, Any]:
@@ -41,15 +42,33 @@ def _added(spec: Mapping[str, Any], stacks: Mapping[str, Mapping[str, Any]]) -> 
     return (("position",), spec.get("position")) if own is None else (("stack", "position"), own)
 
 
+def _misplaced_slopes(
+    name: str, mixer: Any, default: tuple[Path, Any], stacks: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Found]:
+    """A slope on the scores of a mixer that has no place for it, by its own position or, where it is placed, the stack's."""
+    cls = _class(mixer, _MIXER)
+    if cls is None or not getattr(cls, "refuses_slopes", False):
+        return
+    own = _own(mixer)
+    if own is None and name not in placed(stacks.get("stack", {})):
+        return
+    path, value = default if own is None else (("mixers", name, "position"), own)
+    position = _class(value)
+    if position is not None and getattr(position, "has_slopes", False):
+        message = f"{position.kind_name} puts a slope on the scores, and {name}, which is {cls.kind_name}, has no place for it"
+        hint = f"State mixers.{name}.position: rope or none"
+        yield path, fault(message, hint, code="position")
+
+
 def _own(mixer: Any) -> Any:
     return mixer.get("position") if is_mapping(mixer) else getattr(mixer, "position", None)
 
 
-def _class(value: Any) -> type[Kind] | None:
-    """The class of a position, where its kind can be told."""
+def _class(value: Any, slot: Slot = _POSITION) -> type[Kind] | None:
+    """The class of a kind, where its name can be told."""
     if value is None or isinstance(value, Kind):
         return None if value is None else type(value)
     try:
-        return _POSITION.load(_POSITION.name_in(value))
+        return slot.load(slot.name_in(value))
     except PydanticCustomError:
         return None

@@ -82,9 +82,21 @@ def test_sines_and_cosines_come_in_pairs():
 
 
 def test_latent_attention_has_no_place_for_slopes():
-    with pytest.raises(GraphError, match="alibi puts a slope on the scores, and mla has no place for it"):
-        expand(loads_spec(tiny(mla(), position="alibi")))
+    for text, where in (
+        (tiny(mla(), position="alibi"), "5:11: position"),
+        (tiny(mla("position: alibi")), "mixer.position"),
+    ):
+        with pytest.raises(
+            SpecError, match=rf"{where}: alibi puts a slope on the scores, and mixer, which is mla, has no"
+        ):
+            loads_spec(text)
     expand(loads_spec(tiny(mla("position: none"), position="alibi")))
+    # A spec that was changed in memory was not read, so the mixer itself objects, too.
+    changed = loads_spec(tiny(mla())).model_copy(update={"position": loads_spec(tiny(position="alibi")).position})
+    with pytest.raises(
+        GraphError, match=r"layers\.0\.mixer: alibi puts a slope on the scores, and mla has no place for it"
+    ):
+        expand(changed)
 
 
 CONTRACT = {

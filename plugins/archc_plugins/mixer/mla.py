@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import PositiveInt
 
 from archc.errors import GraphError
@@ -15,6 +17,8 @@ INNER_EPS = 1e-6
 
 class MLA(Mixer):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). Cache a token: kv_lora_rank + qk_rope_head_dim."""
+
+    refuses_slopes: ClassVar[bool] = True
 
     num_heads: PositiveInt
     """Heads."""

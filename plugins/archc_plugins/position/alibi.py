@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from archc.families import Position
 from archc.graph.vocabulary import Builder
 
 
 class Alibi(Position):
     """Attention with linear biases, arXiv 2108.12409: scores fall with the distance, by a slope a head. No weights."""
+
+    has_slopes: ClassVar[bool] = True
 
     scaled: bool = False
     """Slopes are multiplied by the factor on the scores, too (Falcon)."""
