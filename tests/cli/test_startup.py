@@ -38,7 +38,14 @@ def test_help_loads_nothing_but_click(arguments: list[str]):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["estimate", "kimi-linear-48b-a3b"], ["show", "kimi-linear-48b-a3b"], ["validate", "tiny-llama"], ["plugins"]],
+    [
+        ["estimate", "kimi-linear-48b-a3b"],
+        ["show", "kimi-linear-48b-a3b"],
+        ["validate", "tiny-llama"],
+        ["plugins"],
+        ["plugins", "--json"],
+        ["plugins", "show", "mixer.kda"],
+    ],
     ids=" ".join,
 )
 def test_commands_on_specs_load_neither_torch_nor_numpy_nor_rich(arguments: list[str]):

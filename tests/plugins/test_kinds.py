@@ -140,6 +140,26 @@ class TestOnnx:
             with pytest.raises(AssertionError, match="ONNX, whole: onnxruntime differs from torch by"):
                 check_kind(Doubling, {"factor": 0.5})
 
+    def test_padding_that_a_lowering_lets_in_is_found(self):
+        from archc_exporters.onnx import linear_attention
+
+        def nothing_is_padding(ctx):
+            shape = ctx.op("Shape", ctx.inputs["input_ids"], dtype=linear_attention.ir.DataType.INT64)
+            shape = ctx.op("Concat", shape, ctx.ints(1), axis=0)
+            return ctx.filled(shape, 1.0, linear_attention.FLOAT)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(linear_attention, "valid_tokens", nothing_is_padding)
+            with pytest.raises(AssertionError, match="ONNX, ragged rows: onnxruntime differs from torch by"):
+                check_kind("mixer.kda", EXAMPLES["mixer.kda"].keys)
+
+    def test_without_onnxruntime_the_report_says_that_it_was_not_checked(self, monkeypatch):
+        from archc.testing import onnx_values
+
+        monkeypatch.setattr(onnx_values, "NEEDED", ("onnx", "no_such_runtime"))
+        report = check_kind(Doubling, {"factor": 0.5})
+        assert report.checks[-1] == "ONNX: not checked (no_such_runtime not installed)"
+
     def test_a_refusal_fails_unless_it_is_expected_for_that_reason(self):
         with registry.temporary({("ffn", "refused"): Refused}):
             with pytest.raises(AssertionError, match=r"ONNX refuses it: .*brings no lowering"):
