@@ -110,6 +110,7 @@ def test_the_patterns_of_the_page_fit_the_depths_it_says():
 BEYOND_A_SCHEMA = {
     # Two keys, or a kind and its surroundings, that don't fit each other.
     "added-position-in-a-mixer",
+    "slopes-on-latent-attention",
     "groups-that-do-not-divide",
     "heads-that-do-not-divide",
     "learned-positions-without-a-length",
