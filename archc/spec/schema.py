@@ -16,6 +16,7 @@ from archc.spec.patterns import MAX_LAYERS, joined
 from archc.spec.positions import check_positions
 from archc.spec.schedule import Found, LayerPlan, Names, check_names, check_stack, plans
 from archc.spec.slots import Slot
+from archc.spec.tables import check_table
 from archc.spec.values import TYPE_NAME, Dtype
 
 PLACED_SECTIONS = ("stack", "mtp")
@@ -146,6 +147,7 @@ def check_layers(spec: Mapping[str, Any]) -> Iterator[Found]:
     stacks = {section: stack for section, stack in sections.items() if is_mapping(stack)}
     yield from check_caches(spec, stacks)
     yield from check_positions(spec, stacks)
+    yield from check_table(spec)
 
 
 def _plain(stack: Any) -> Any:

@@ -75,3 +75,12 @@ def test_types_are_an_input_of_the_file(tmp_path):
     ids, types = torch.arange(10).view(2, 5), torch.tensor([[0, 1, 2, 1, 0], [2, 2, 0, 0, 1]])
     got = talk.step(ids.numpy(), token_type_ids=types.numpy())
     assert np.abs(got - model(ids, token_type_ids=types).detach().numpy()).max() < 1e-5
+
+
+def test_whether_the_table_is_tied_is_asked_only_where_a_head_predicts_tokens():
+    silent = TEXT.replace(", tie_word_embeddings: true", "")
+    with pytest.raises(SpecError) as caught:
+        archc.loads_spec(silent)
+    (problem,) = caught.value.problems
+    assert (problem.line, str(problem).split(": ", 1)[1]) == (5, "embedding: tie_word_embeddings is required")
+    assert archc.loads_spec(f"{silent}head: none\n").embedding.tied() is False

@@ -21,8 +21,8 @@ class Token(Embedding):
 
     hidden_size: PositiveInt
     """Width of the residual stream."""
-    tie_word_embeddings: bool
-    """The head reads this table instead of one of its own."""
+    tie_word_embeddings: bool | None = None
+    """The head reads this table instead of one of its own. Required under a head that predicts tokens."""
     embedding_size: PositiveInt | None = None
     """Width of the table where it is another; a projection follows. Default: hidden_size."""
     num_embeddings: PositiveInt | None = None
@@ -65,4 +65,4 @@ class Token(Embedding):
         return (norm if self.norm is True else self.norm).define(g, "embed_norm", x)
 
     def tied(self) -> bool:
-        return self.tie_word_embeddings
+        return bool(self.tie_word_embeddings)
