@@ -112,6 +112,7 @@ BEYOND_A_SCHEMA = {
     "added-position-in-a-mixer",
     "slopes-on-latent-attention",
     "groups-that-do-not-divide",
+    "head-too-wide-to-turn",
     "heads-that-do-not-divide",
     "learned-positions-without-a-length",
     "more-experts-chosen-than-there-are",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from archc.errors import SpecError
+from archc.errors import ArchcError, SpecError
+from archc.estimation.estimate import estimate
+from archc.expansion import expand
 from archc.spec.load import loads_spec
 from archc.spec.shipped import shipped_specs
 
 SPECS = [path.read_text() for path in shipped_specs().values() if "\nextends:" not in path.read_text()]
+NUMBERS = ["0", "1", "3", "-1", "0.5", "1e-30", "1e300", "65537", "1000000000", "9223372036854775807"]
 PIECES = st.sampled_from(
     [
         *(
@@ -118,3 +122,16 @@ def test_any_exchange_of_words_in_a_valid_spec(text: str, swaps: list[tuple[int,
 def test_any_override(path: str, value: str) -> None:
     with suppress(SpecError):
         loads_spec(SPECS[0], overrides=[f"{path}={value}", f"stack.ffn={value}", f"mixers.{path}={value}"])
+
+
+@QUICK
+@given(
+    st.sampled_from(SPECS), st.lists(st.tuples(st.integers(0, 400), st.sampled_from(NUMBERS)), min_size=1, max_size=3)
+)
+def test_any_number_in_a_valid_spec_is_counted_or_refused(text: str, changes: list[tuple[int, str]]) -> None:
+    for at, number in changes:
+        places = list(re.finditer(r"(?<=[a-z]: )[0-9][0-9.e+-]*", text))
+        place = places[at % len(places)]
+        text = text[: place.start()] + number + text[place.end() :]
+    with suppress(ArchcError):
+        estimate(expand(loads_spec(text)))

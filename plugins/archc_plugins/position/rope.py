@@ -13,6 +13,9 @@ from archc.graph.vocabulary import Builder
 from archc.ir.values import Value
 from archc.spec.slots import Slot
 
+MAX_TURNED = 1 << 16
+"""No head is wider, and a frequency is written down for every pair of these channels."""
+
 
 class Rope(Position):
     """Rotary position embedding, arXiv 2104.09864: channel pairs of queries and keys turn with the position."""
@@ -40,6 +43,8 @@ class Rope(Position):
                 "this mixer says which channels turn: partial_rotary_factor and trailing have no place here"
             )
         turned = int(head_dim * self.partial_rotary_factor) if dim is None else dim
+        if turned > MAX_TURNED:
+            raise GraphError(f"{g.path}: rope turns at most {MAX_TURNED:,} channels of a head (found {turned:,})")
         start = (head_dim - turned if self.trailing else 0) if offset is None else offset
         if self.scaling is None:
             frequencies, factor = base_frequencies(self.theta, turned), 1.0

@@ -26,9 +26,9 @@ class Yarn(Scaling):
     """Turns within the trained length above which a frequency is kept."""
     beta_slow: PositiveFloat = 1.0
     """Turns within it below which a frequency is divided."""
-    mscale: PositiveFloat | None = None
+    mscale: Annotated[float, Field(gt=0, le=1000)] | None = None
     """With mscale_all_dim: what attention_factor is worked out from. Default: none."""
-    mscale_all_dim: PositiveFloat | None = None
+    mscale_all_dim: Annotated[float, Field(gt=0, le=1000)] | None = None
     """The same for the softmax scale of latent attention. Default: none."""
     # The name of the key is the published one; the method that answers for it is ``attention_factor()`` of the family.
     attention_factor_: Annotated[PositiveFloat | None, Field(alias="attention_factor")] = None
