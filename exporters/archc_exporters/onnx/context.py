@@ -17,17 +17,11 @@ from archc.graph.graph import Graph, join
 from archc.ir.size import Dim, Size
 from archc.ir.values import MODEL_DTYPE, Node, Param, State
 from archc_exporters.onnx.states import onnx_state_names, present_name
-from archc_exporters.onnx.weights import NUMPY_DTYPES, Array, Transform, WeightSource, lazy_tensor
+from archc_exporters.onnx.target import Target
+from archc_exporters.onnx.weights import DTYPES, NUMPY_DTYPES, Array, Transform, WeightSource, lazy_tensor
 
 MS = "com.microsoft"
 OPSETS = {"": 24, MS: 1}
-DTYPES = {
-    "float32": ir.DataType.FLOAT,
-    "float16": ir.DataType.FLOAT16,
-    "bfloat16": ir.DataType.BFLOAT16,
-    "int64": ir.DataType.INT64,
-    "bool": ir.DataType.BOOL,
-}
 LENGTHS = {
     "input_ids": ("batch", "seq"),
     "past_length": ("batch",),
@@ -46,8 +40,9 @@ def further_inputs(graph: Graph) -> dict[str, tuple[str, ...]]:
 class Lowering:
     """One file in the making. ``dtype`` is the model's; ``table_rows`` is how many positions a rope table covers."""
 
-    def __init__(self, graph: Graph, *, dtype: ir.DataType, weights: WeightSource, table_rows: int) -> None:
-        self.graph, self.dtype, self.weights, self.table_rows = graph, dtype, weights, table_rows
+    def __init__(self, graph: Graph, *, target: Target, weights: WeightSource, table_rows: int) -> None:
+        self.graph, self.target, self.weights, self.table_rows = graph, target, weights, table_rows
+        self.dtype = target.ir_dtype
         self.inputs = {
             name: ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(list(shape)))
             for name, shape in (*LENGTHS.items(), *further_inputs(graph).items())

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-import onnx_ir as ir
 import onnxruntime as ort
 
 from archc.errors import ArchcError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.graph.graph import Graph, param_bytes
-from archc.units import dtype_name, gib
+from archc.units import gib
 from archc_exporters.onnx.check import check_runs, check_structure
-from archc_exporters.onnx.context import DTYPES, OPSETS, Lowering
+from archc_exporters.onnx.context import OPSETS, Lowering
 from archc_exporters.onnx.lower import IR_VERSION, lower_graph
 from archc_exporters.onnx.report import (
     Choice,
@@ -23,10 +23,10 @@ from archc_exporters.onnx.report import (
     count_nodes,
     notes,
 )
+from archc_exporters.onnx.target import Io, Provider, Target
 from archc_exporters.onnx.weights import RandomWeights, SafetensorsWeights, WeightSource
 from archc_exporters.onnx.write import DATA, MODEL, Progress, staged, write
 
-MODEL_DTYPES = ("float16", "float32", "bfloat16")
 _TWIN_LIMIT_BYTES = 2 << 30
 
 
@@ -34,7 +34,12 @@ def export(
     graph: Graph,
     out: Path,
     *,
+    provider: Provider = "cuda",
     dtype: str = "float16",
+    io: Io = "archc",
+    batched_chunks: bool = False,
+    sliding_window_cache: bool = False,
+    prune_head: bool = False,
     weights: Path | None = None,
     seed: int = 0,
     max_model_len: int | None = None,
@@ -51,26 +56,31 @@ def export(
         ArchcError: the weights don't fit, a file can't be written, or the graph can't be said in ONNX.
         CheckFailedError: the file was written and is wrong; it is not kept.
     """
-    dtype = dtype_name(dtype)
-    if dtype not in MODEL_DTYPES:
-        raise ArchcError(f"dtype {dtype} can't be exported; legal: {', '.join(MODEL_DTYPES)}")
+    target = Target(
+        provider=provider,
+        dtype=dtype,
+        io=io,
+        batched_chunks=batched_chunks,
+        sliding_window_cache=sliding_window_cache,
+        prune_head=prune_head,
+    )
     if max_model_len is None:
         max_model_len = graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
     if max_model_len < 1:
         raise ArchcError(f"max_model_len should be positive (found {max_model_len})")
-    source = _weight_source(graph, weights, seed, dtype)
-    model, ctx = lower_graph(graph, dtype=DTYPES[dtype], weights=source, max_model_len=max_model_len)
+    source = _weight_source(graph, weights, seed, target)
+    model, ctx = lower_graph(graph, target=target, weights=source, max_model_len=max_model_len)
     nodes = count_nodes(model)
     with staged(out) as stage:
         write(model, stage, progress)
         checks = check_structure(stage / MODEL)
         if check:
-            checks += _checked(graph, source, stage / MODEL, dtype, max_model_len)
+            checks += _checked(graph, source, stage / MODEL, target, max_model_len)
     return ExportReport(
         name=graph.name,
-        dtype=dtype,
+        dtype=target.dtype,
         files={str(out / name): (out / name).stat().st_size for name in (MODEL, DATA)},
-        weight_bytes=_weight_bytes(graph, dtype),
+        weight_bytes=_weight_bytes(graph, target.dtype),
         opsets=dict(OPSETS),
         ir_version=IR_VERSION,
         onnxruntime=ort.__version__,
@@ -84,9 +94,9 @@ def export(
     )
 
 
-def _weight_source(graph: Graph, weights: Path | None, seed: int, dtype: str) -> WeightSource:
+def _weight_source(graph: Graph, weights: Path | None, seed: int, target: Target) -> WeightSource:
     if weights is None:
-        return RandomWeights(seed, DTYPES[dtype])
+        return RandomWeights(seed, target.ir_dtype)
     return SafetensorsWeights(weights, graph.params())
 
 
@@ -94,15 +104,17 @@ def _weight_bytes(graph: Graph, dtype: str) -> int:
     return sum(param_bytes(param, dtype) for param in graph.params().values())
 
 
-def _checked(graph: Graph, source: WeightSource, path: Path, dtype: str, max_model_len: int) -> list[str]:
+def _checked(graph: Graph, source: WeightSource, path: Path, target: Target, max_model_len: int) -> list[str]:
     """Run the file; one in bfloat16, which no CPU kernel takes, is judged by the same graph in float32."""
-    if dtype != "bfloat16":
+    if target.dtype != "bfloat16":
         return check_runs(path, graph)
     needed = _weight_bytes(graph, "float32")
     if needed >= _TWIN_LIMIT_BYTES:
         return [f"not run: onnxruntime's CPU has no bfloat16, and a float32 twin would be {gib(needed)}"]
     with tempfile.TemporaryDirectory(prefix="archc-export-") as folder:
-        twin, _ = lower_graph(graph, dtype=ir.DataType.FLOAT, weights=source, max_model_len=max_model_len)
+        twin, _ = lower_graph(
+            graph, target=replace(target, dtype="float32"), weights=source, max_model_len=max_model_len
+        )
         write(twin, Path(folder))
         lines = check_runs(Path(folder) / MODEL, graph)
     return [f"float32 twin, because onnxruntime's CPU has no bfloat16: {line}" for line in lines]

@@ -16,6 +16,7 @@ from archc_exporters.onnx.context import OPSETS, Lowering, further_inputs
 from archc_exporters.onnx.fuse import fuse_residual_norms
 from archc_exporters.onnx.norm import WHOLE_WIDTH
 from archc_exporters.onnx.step import positions
+from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.weights import WeightSource
 
 IR_VERSION = 10
@@ -23,7 +24,7 @@ IR_VERSION = 10
 
 
 def lower_graph(
-    graph: Graph, *, dtype: ir.DataType, weights: WeightSource, max_model_len: int
+    graph: Graph, *, target: Target, weights: WeightSource, max_model_len: int
 ) -> tuple[ir.Model, Lowering]:
     """The model, its weights still unread, and the lowering that made it.
 
@@ -32,7 +33,7 @@ def lower_graph(
     """
     ctx = Lowering(
         graph,
-        dtype=dtype,
+        target=target,
         weights=weights,
         table_rows=graph.capacity(max_model_len),
     )

@@ -20,6 +20,13 @@ Array = np.ndarray[Any, Any]
 Transform = Callable[..., Array]
 """A pure function of the source arrays, in the order of their names."""
 
+DTYPES = {
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+    "int64": ir.DataType.INT64,
+    "bool": ir.DataType.BOOL,
+}
 NUMPY_DTYPES: dict[ir.DataType, np.dtype[Any]] = {
     ir.DataType.FLOAT: np.dtype(np.float32),
     ir.DataType.FLOAT16: np.dtype(np.float16),
