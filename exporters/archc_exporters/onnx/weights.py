@@ -25,6 +25,7 @@ DTYPES = {
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
     "int64": ir.DataType.INT64,
+    "int32": ir.DataType.INT32,
     "bool": ir.DataType.BOOL,
 }
 NUMPY_DTYPES: dict[ir.DataType, np.dtype[Any]] = {
@@ -32,6 +33,7 @@ NUMPY_DTYPES: dict[ir.DataType, np.dtype[Any]] = {
     ir.DataType.FLOAT16: np.dtype(np.float16),
     ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
     ir.DataType.INT64: np.dtype(np.int64),
+    ir.DataType.INT32: np.dtype(np.int32),
     ir.DataType.BOOL: np.dtype(np.bool_),
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -201,3 +203,26 @@ def lazy_tensor(
         return ir.Tensor(array, dtype=dtype, name=name)
 
     return ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(list(shape)), name=name)
+
+
+def joined(name: str, tensors: Sequence[ir.TensorProtocol], axis: int) -> ir.LazyTensor:
+    """One tensor that holds several of one dtype along ``axis``, read when it is written, never more than one part at a time."""
+    first = tensors[0]
+    assert all(tensor.dtype == first.dtype for tensor in tensors), f"{name} is joined of several dtypes"
+    shapes = [list(tensor.shape.numpy()) for tensor in tensors]
+    axis %= len(shapes[0])
+    shape = list(shapes[0])
+    shape[axis] = sum(part[axis] for part in shapes)
+    assert all(part[:axis] + part[axis + 1 :] == shape[:axis] + shape[axis + 1 :] for part in shapes), (
+        f"{name}: {shapes}"
+    )
+
+    def make() -> ir.TensorProtocol:
+        out = np.empty(shape, NUMPY_DTYPES[first.dtype])
+        start = 0
+        for tensor, part in zip(tensors, shapes, strict=True):
+            out[(slice(None),) * axis + (slice(start, start + part[axis]),)] = tensor.numpy()
+            start += part[axis]
+        return ir.Tensor(out, dtype=first.dtype, name=name)
+
+    return ir.LazyTensor(make, dtype=first.dtype, shape=ir.Shape(shape), name=name)
