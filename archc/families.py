@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal
 
-from archc.errors import GraphError
+from archc.errors import ArchcError, GraphError
 from archc.graph.vocabulary import Builder
 from archc.ir.values import MODEL_DTYPE, Param, Value
 from archc.ops.elementwise import Activation, GatedActivation
@@ -14,6 +15,9 @@ from archc.ops.moe import Route
 from archc.spec.kind import Kind
 from archc.spec.slots import Slot
 from archc.spec.values import Dtype
+
+TOKENIZER_ROLES = ("bos", "eos", "unk", "pad")
+"""Special tokens in the order in which they name an id: one that ends and pads is called <eos>."""
 
 SubLayer = Callable[[Value], Value]
 """A mixer or an ffn, placed in its scope: (batch, seq, hidden_size) -> same shape."""
@@ -200,6 +204,23 @@ class Tokenizer(Kind):
     @abstractmethod
     def ids(self) -> int:
         """Number of ids, special tokens included."""
+
+    def role_ids(self, role: str) -> list[int]:
+        """The ids of one of ``TOKENIZER_ROLES``; none where the kind states none."""
+        return []
+
+    def has_file(self) -> bool:
+        """Whether ``load`` gives a real tokenizer: the spec names its file, or says all that it takes to make it."""
+        return False
+
+    def load(self, folder: str | PathLike[str]) -> Any:
+        """The real one, a ``tokenizers.Tokenizer``; files are relative to the spec's folder.
+
+        Raises:
+            ArchcError: there is none, or it does not fit the spec.
+            MissingExtraError: ``tokenizers`` is not installed.
+        """
+        raise ArchcError(f"tokenizer {self.kind_name}: no file is stated, so there is nothing to load")
 
 
 class Embedding(Kind):

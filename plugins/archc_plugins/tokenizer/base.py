@@ -9,13 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from archc.errors import ArchcError
-from archc.families import Tokenizer
+from archc.families import TOKENIZER_ROLES, Tokenizer
 
 TokenIds = NonNegativeInt | list[NonNegativeInt] | None
-
-ROLES = ("bos", "eos", "unk", "pad")
-"""Special tokens in the order in which they name an id: one that ends and pads is called <eos>."""
 
 
 class Special(Tokenizer):
@@ -38,7 +34,7 @@ class Special(Tokenizer):
     """Where a ragged batch is padded; caches take batches padded on the right."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        for role in ROLES:
+        for role in TOKENIZER_ROLES:
             for number in self.role_ids(role):
                 if number >= self.ids():
                     yield f"{role}_token_id", f"should be below {self.ids()}, the number of ids (found {number})"
@@ -46,27 +42,23 @@ class Special(Tokenizer):
             yield "file", f"should be relative to the spec (found {self.file})"
 
     def role_ids(self, role: str) -> list[int]:
-        """The ids of one role: ``pad``, ``bos``, ``eos`` or ``unk``."""
         stated: int | list[int] | None = getattr(self, f"{role}_token_id")
         return [] if stated is None else [stated] if isinstance(stated, int) else stated
 
     def special_tokens(self) -> dict[int, str]:
         """Id -> name of every special token, ``<eos>``, a second one ``<eos_1>``; an id of two roles has one name."""
         names: dict[int, str] = {}
-        for role in ROLES:
+        for role in TOKENIZER_ROLES:
             for at, number in enumerate(self.role_ids(role)):
                 names.setdefault(number, f"<{role}_{at}>" if at else f"<{role}>")
         return names
 
-    def load(self, folder: str | PathLike[str]) -> Any:
-        """The real one, a ``tokenizers.Tokenizer``, from ``file`` in the spec's folder.
+    def has_file(self) -> bool:
+        return self.file is not None
 
-        Raises:
-            ArchcError: there is no such file, or its ids are not those of the spec.
-            MissingExtraError: ``tokenizers`` is not installed.
-        """
+    def load(self, folder: str | PathLike[str]) -> Any:
         if self.file is None:
-            raise ArchcError(f"tokenizer {self.kind_name}: no file is stated, so there is nothing to load")
+            return super().load(folder)
         from archc_plugins.tokenizer.library import load
 
         return load(self, Path(folder) / self.file)

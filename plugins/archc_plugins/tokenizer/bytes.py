@@ -22,6 +22,9 @@ class Bytes(Special):
     def ids(self) -> int:
         return BYTES + len(self.special_tokens())
 
+    def has_file(self) -> bool:
+        return True
+
     def load(self, folder: str | PathLike[str]) -> Any:
         if self.file is not None:
             return super().load(folder)

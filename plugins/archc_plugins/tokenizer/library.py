@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from archc.errors import ArchcError, MissingExtraError
-from archc_plugins.tokenizer.base import ROLES, Sized, Special
+from archc.families import TOKENIZER_ROLES
+from archc_plugins.tokenizer.base import Sized, Special
 
 MAX_FILE_BYTES = 128 << 20
 """The largest published tokenizer.json has about 35 MB."""
@@ -43,7 +44,7 @@ def load(kind: Special, path: Path) -> Any:
     last = max(made.get_vocab(with_added_tokens=True).values(), default=-1)
     if last >= kind.ids():
         raise ArchcError(f"{path}: has the id {last}, and the spec says that there are {kind.ids()} ids")
-    for role in ROLES:
+    for role in TOKENIZER_ROLES:
         for number in kind.role_ids(role):
             if made.id_to_token(number) is None:
                 raise ArchcError(f"{path}: has no id {number}, the spec's {role}_token_id")
