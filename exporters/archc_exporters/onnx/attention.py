@@ -12,6 +12,8 @@ import onnx_ir as ir
 from archc.ir.values import Node
 from archc.ops import attention as ops
 from archc_exporters.onnx.context import MS, Lowering
+from archc_exporters.onnx.group_query import group_query
+from archc_exporters.onnx.limits import group_query_objection
 from archc_exporters.onnx.sinks import attend_by_channel, attend_by_column
 from archc_exporters.onnx.slopes import attend_by_mask, attend_sloping, sloping
 from archc_exporters.onnx.step import (
@@ -38,9 +40,14 @@ def from_heads(ctx: Lowering, x: ir.Value, width: int) -> ir.Value:
 
 
 def attention(ctx: Lowering, node: Node, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
-    """Attention-24: causal over a full cache, or with a float mask over a ring or where sinks join the softmax."""
+    """GroupQueryAttention over a full cache where it can, else Attention-24; over a ring under a float mask."""
     op = node.op
     assert isinstance(op, ops.Attention)
+    objection = group_query_objection(op, ctx.target)
+    if op.ring_rows() is None and not objection:
+        return group_query(ctx, node, (q, k, v))
+    if ctx.target.sliding_window_cache and op.window is not None and not op.sink_tokens and not objection:
+        return group_query(ctx, node, (q, k, v), window=op.window)
     q = to_heads(ctx, q, op.num_heads, op.key_dim)
     k, v = to_heads(ctx, k, op.num_kv_heads, op.key_dim), to_heads(ctx, v, op.num_kv_heads, op.value_dim)
     numbers: dict[str, Any] = {"scale": op.scale}
@@ -61,7 +68,10 @@ def _over_capacity(
     if op.slopes is not None:
         return attend_sloping(ctx, node, op, (q, keys, values), numbers)
     if not op.sinks:
-        ctx.note("TensorScatter and Attention with nonpad_kv_seqlen: batched chunks, ragged rows, any head widths")
+        ctx.note(
+            "TensorScatter and Attention with nonpad_kv_seqlen, batched chunks included; not GroupQueryAttention: "
+            + group_query_objection(op, ctx.target)
+        )
         return ctx.op("Attention", q, keys, values, None, None, None, ctx.inputs["kv_length"], is_causal=1, **numbers)
     return _over_capacity_with_sinks(ctx, node, op, (q, keys, values), numbers)
 

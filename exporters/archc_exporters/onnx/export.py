@@ -113,7 +113,7 @@ def _checked(graph: Graph, source: WeightSource, path: Path, target: Target, max
         return [f"not run: onnxruntime's CPU has no bfloat16, and a float32 twin would be {gib(needed)}"]
     with tempfile.TemporaryDirectory(prefix="archc-export-") as folder:
         twin, _ = lower_graph(
-            graph, target=replace(target, dtype="float32"), weights=source, max_model_len=max_model_len
+            graph, target=replace(target, provider="cpu", dtype="float32"), weights=source, max_model_len=max_model_len
         )
         write(twin, Path(folder))
         lines = check_runs(Path(folder) / MODEL, graph)

@@ -13,10 +13,9 @@ from archc.errors import GraphError
 from archc.graph.graph import Graph, join
 from archc.ir.values import Body, Node, Value
 from archc_exporters.onnx.context import OPSETS, Lowering, further_inputs
-from archc_exporters.onnx.fuse import fuse_residual_norms
-from archc_exporters.onnx.norm import WHOLE_WIDTH
 from archc_exporters.onnx.step import positions
 from archc_exporters.onnx.target import Target
+from archc_exporters.onnx.tidy import tidy
 from archc_exporters.onnx.weights import WeightSource
 
 IR_VERSION = 10
@@ -64,19 +63,16 @@ def lower_graph(
         producer_name="archc",
         producer_version=__version__,
     )
-    _note_fused_norms(ctx, fuse_residual_norms(model.graph))
+    tidy(ctx, model)
     model.metadata_props["archc"] = json.dumps(
-        {"name": graph.name, "max_model_len": max_model_len, "reserved_rows": graph.reserved_rows()}
+        {
+            "name": graph.name,
+            "max_model_len": max_model_len,
+            "reserved_rows": graph.reserved_rows(),
+            "batched_chunks": all(node.op_type != "GroupQueryAttention" for node in model.graph.all_nodes()),
+        }
     )
     return model, ctx
-
-
-def _note_fused_norms(ctx: Lowering, count: int) -> None:
-    plain = ("rms_norm", WHOLE_WIDTH)
-    fused = ("rms_norm", "SkipSimplifiedLayerNormalization: the residual sum before it and the norm in one kernel")
-    for key, number in ((plain, ctx.choices.pop(plain, 0) - count), (fused, count)):
-        if number > 0:
-            ctx.choices[key] = number
 
 
 def _lower_body(ctx: Lowering, body: Body, scope: str, values: dict[Value, ir.Value]) -> None:

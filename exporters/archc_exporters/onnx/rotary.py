@@ -11,14 +11,15 @@ from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.step import positions
 from archc_exporters.onnx.weights import NUMPY_DTYPES
 
+TURNS = "RotaryEmbedding over all channels of a head or the leading ones"
+"""The form of a rotation, until it moves into the attention behind it."""
+
 
 def rope_table(ctx: Lowering, node: Node, _: ir.Value) -> tuple[ir.Value, ir.Value]:
     """cos and sin as initializers over every position of the capacity, (rows, dim / 2); ``rotary`` picks the rows."""
     op = node.op
     assert isinstance(op, ops.RopeTable)
-    ctx.note(
-        "cos and sin as initializers over the capacity: RotaryEmbedding reads rows by position, nothing is computed a step"
-    )
+    ctx.note("cos and sin as initializers over the capacity: rows are read by position, nothing is computed a step")
     angles = np.arange(ctx.table_rows, dtype=np.float64)[:, None] * np.array(op.frequencies)
     cos, sin = (
         ctx.constant((turned * op.factor).astype(NUMPY_DTYPES[ctx.dtype]), name=f"{ctx.path}.{label}")
@@ -34,9 +35,7 @@ def rotary(ctx: Lowering, node: Node, x: ir.Value, cos: ir.Value, sin: ir.Value)
     heads, rest = node.inputs[0].width // op.head_dim, op.head_dim - op.offset - op.dim
     interleaved = int(op.style == "interleaved")
     if op.offset == 0:
-        ctx.note(
-            "RotaryEmbedding" if rest == 0 else "RotaryEmbedding with rotary_embedding_dim: the leading channels turn"
-        )
+        ctx.note(TURNS)
         return ctx.op(
             "RotaryEmbedding",
             x,

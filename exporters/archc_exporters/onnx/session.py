@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class Conversation:
 
     def __init__(self, session: ort.InferenceSession, *, batch: int, capacity: int) -> None:
         self._session = session
+        about = json.loads(session.get_modelmeta().custom_metadata_map.get("archc", "{}"))
+        self._batched_chunks: bool = about.get("batched_chunks", True)
         self.lengths: Array = np.zeros(batch, np.int64)
         sizes: Mapping[str, int] = {"batch": batch, "capacity": capacity}
         self.caches: dict[str, Array] = {
@@ -47,6 +50,8 @@ class Conversation:
         ``further`` are the file's other inputs of ids, (batch, seq), zeros where left out.
         """
         batch, seq = input_ids.shape
+        if batch > 1 and seq > 1 and self.lengths.any() and not self._batched_chunks:
+            return self._row_by_row(input_ids, valid, further)
         new = np.full(batch, seq, np.int64) if valid is None else np.asarray(valid, np.int64)
         kv_length = self.lengths + seq
         feeds = {
@@ -61,3 +66,19 @@ class Conversation:
         self.caches = dict(zip(self.caches, result[1:], strict=True))
         self.lengths = self.lengths + new
         return result[0]
+
+    def _row_by_row(self, input_ids: Array, valid: Array | None, further: Mapping[str, Array]) -> Array:
+        """A chunk over a past for files whose GroupQueryAttention takes one sequence of those at a time."""
+        lengths, caches = self.lengths, self.caches
+        logits: list[Array] = []
+        held: list[dict[str, Array]] = []
+        for row in range(len(input_ids)):
+            at = slice(row, row + 1)
+            self.lengths = lengths[at]
+            self.caches = {name: cache[at] for name, cache in caches.items()}
+            given = {name: value[at] for name, value in further.items()}
+            logits.append(self.step(input_ids[at], None if valid is None else valid[at], **given))
+            held.append(self.caches)
+        self.lengths = lengths + (input_ids.shape[1] if valid is None else np.asarray(valid, np.int64))
+        self.caches = {name: np.concatenate([row[name] for row in held]) for name in caches}
+        return np.concatenate(logits)

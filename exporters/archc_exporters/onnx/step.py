@@ -47,6 +47,33 @@ def seq_column(ctx: Lowering) -> ir.Value:
     return ctx.shared("seq column", lambda: ctx.op("Unsqueeze", ctx.inputs["seq_length"], ctx.ints(1)))
 
 
+def last_key(ctx: Lowering) -> ir.Value:
+    """Row of each sequence's last key after the call, padding counted on, int32 (batch,): GroupQueryAttention's lengths."""
+
+    def make() -> ir.Value:
+        last = ctx.op("Sub", ctx.inputs["kv_length"], ctx.scalar(1, ir.DataType.INT64))
+        return ctx.cast(last, ir.DataType.INT32)
+
+    return ctx.shared("last key", make)
+
+
+def total_length(ctx: Lowering) -> ir.Value:
+    """``max_length`` as an int32 of rank 0, on the host where GroupQueryAttention reads it.
+
+    On CUDA a Cast would take it to the device and need a copy back. ConstantOfShape reads it on the host, and the shape of
+    what it makes, a byte a token, lives there too.
+    """
+
+    def make() -> ir.Value:
+        longest = ctx.inputs["max_length"]
+        if ctx.target.provider == "cuda":
+            filled = ctx.filled(longest, 0, ir.DataType.BOOL)
+            longest = ctx.op("Shape", filled, dtype=ir.DataType.INT64)
+        return ctx.op("Squeeze", ctx.cast(longest, ir.DataType.INT32), ctx.ints(0))
+
+    return ctx.shared("total length", make)
+
+
 def positions(ctx: Lowering) -> ir.Value:
     """Position of each new token, padding counted on, int64 (batch, seq)."""
     return ctx.shared("positions", lambda: ctx.op("Add", past_column(ctx), token_index(ctx)))

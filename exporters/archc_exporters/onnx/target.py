@@ -32,6 +32,7 @@ class Target:
         batched_chunks: several new tokens over a past at batch > 1 must work; GroupQueryAttention refuses them.
         sliding_window_cache: windows by GroupQueryAttention's own rolling cache instead of archc's ring.
         prune_head: logits of each row's last valid token only, (batch, 1, vocab_size).
+        onnxruntime: (major, minor) of the oldest version that must run the file.
     """
 
     provider: Provider = "cuda"
@@ -40,6 +41,7 @@ class Target:
     batched_chunks: bool = False
     sliding_window_cache: bool = False
     prune_head: bool = False
+    onnxruntime: tuple[int, int] = ONNXRUNTIME
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))

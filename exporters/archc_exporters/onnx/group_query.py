@@ -1,0 +1,89 @@
+"""com.microsoft GroupQueryAttention: rotation, cache, causality, sinks and soft cap in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from archc.ir.values import Node
+from archc.ops.attention import Attention
+from archc_exporters.onnx.context import MS, Lowering
+from archc_exporters.onnx.limits import can_turn_inside
+from archc_exporters.onnx.step import last_key, total_length
+
+QKV = tuple[ir.Value, ir.Value, ir.Value]
+"""Queries, keys and values of new tokens, (batch, seq, heads x width)."""
+
+
+def group_query(ctx: Lowering, node: Node, qkv: QKV, *, window: int | None = None) -> ir.Value:
+    """(batch, seq, N x H) over caches (batch, K, capacity, H), or over a rolling cache of ``window`` rows.
+
+    Padded tokens count as new ones: their rows are written behind the true ones, unseen by them, and overwritten later.
+    """
+    op = node.op
+    assert isinstance(op, Attention)
+    (q, k, v), rotation = _rotation(ctx, qkv, op.key_dim)
+    numbers: dict[str, Any] = {"num_heads": op.num_heads, "kv_num_heads": op.num_kv_heads, "scale": op.scale}
+    tables: tuple[ir.Value | None, ir.Value | None] = (None, None)
+    if rotation is not None:
+        tables = (rotation.inputs[1], rotation.inputs[2])
+        numbers |= {"do_rotary": 1, "rotary_interleaved": rotation.attributes["interleaved"].as_int()}
+    if op.soft_cap is not None:
+        numbers["softcap"] = op.soft_cap
+    if window is not None:
+        numbers |= {"local_window_size": window, "sliding_window_cache": 1}
+    sinks = ctx.weight(node, "sinks") if op.sinks else None
+    inside = ", ".join(
+        what
+        for what, there in (
+            ("rotation", rotation is not None),
+            ("soft cap", op.soft_cap is not None),
+            ("sinks", op.sinks),
+            (f"a rolling window of {window} rows", window is not None),
+        )
+        if there
+    )
+    ctx.note(
+        f"GroupQueryAttention{f' with {inside} inside' if inside else ''}: one kernel over the cache in place"
+        "; chunks over a past at batch 1 only"
+    )
+    o, key, value = ctx.ops(
+        "GroupQueryAttention",
+        q,
+        k,
+        v,
+        ctx.past(node, "key"),
+        ctx.past(node, "value"),
+        last_key(ctx),
+        total_length(ctx),
+        *tables,
+        None,
+        None,
+        sinks,
+        dtypes=(None, None, None),
+        domain=MS,
+        **numbers,
+    )
+    ctx.present(node, "key", key)
+    ctx.present(node, "value", value)
+    return o
+
+
+def _rotation(ctx: Lowering, qkv: QKV, head_dim: int) -> tuple[QKV, ir.Node | None]:
+    """(queries, keys and values before they turn, the node that turns the queries) where the kernel can turn them itself."""
+    q, k, v = qkv
+    turns = [value.producer() for value in (q, k)]
+    if any(turn is None or turn.op_type != "RotaryEmbedding" for turn in turns):
+        return qkv, None
+    first, second = turns
+    assert first is not None
+    assert second is not None
+    alike = first.inputs[1:] == second.inputs[1:] and all(
+        first.attributes[name].as_int() == second.attributes[name].as_int()
+        for name in ("interleaved", "rotary_embedding_dim")
+    )
+    turned = first.attributes["rotary_embedding_dim"].as_int() or head_dim
+    if not alike or not can_turn_inside(turned, ctx.target) or first.inputs[0] is None or second.inputs[0] is None:
+        return qkv, None
+    return (first.inputs[0], second.inputs[0], v), first

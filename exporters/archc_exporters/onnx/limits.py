@@ -1,0 +1,65 @@
+"""What onnxruntime's kernels take, by version and provider: the table that decides between forms of an op.
+
+Facts of release 1.31: registered types, input checks and the kernels' own refusals. A form that the table refuses is
+never written; the report repeats the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from archc.ops.attention import Attention
+from archc_exporters.onnx.target import Provider, Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupQueryLimits:
+    """GroupQueryAttention of one version on one provider.
+
+    Attributes:
+        dtypes: of queries, keys and values.
+        head_multiple: head sizes are multiples of it.
+        head_max: largest head size, None where there is no limit.
+        turned_multiple: channels that turn inside the kernel are a multiple of it.
+        batched_chunks: whether several new tokens over a past are taken at batch > 1.
+    """
+
+    dtypes: tuple[str, ...]
+    head_multiple: int
+    head_max: int | None
+    turned_multiple: int
+    batched_chunks: bool
+
+
+GROUP_QUERY: dict[tuple[tuple[int, int], Provider], GroupQueryLimits] = {
+    ((1, 31), "cpu"): GroupQueryLimits(
+        dtypes=("float32", "float16"), head_multiple=8, head_max=None, turned_multiple=16, batched_chunks=False
+    ),
+    # Above 512 the kernel fails when it runs; up to 256 it is flash attention, beyond that memory-efficient.
+    ((1, 31), "cuda"): GroupQueryLimits(
+        dtypes=("float16", "bfloat16"), head_multiple=8, head_max=512, turned_multiple=16, batched_chunks=False
+    ),
+}
+
+
+def can_turn_inside(turned: int, target: Target) -> bool:
+    """Whether GroupQueryAttention can rotate so many channels of a head itself."""
+    return turned % GROUP_QUERY[target.onnxruntime, target.provider].turned_multiple == 0
+
+
+def group_query_objection(op: Attention, target: Target) -> str:
+    """Why GroupQueryAttention can't compute ``op``; empty where it can."""
+    limits = GROUP_QUERY[target.onnxruntime, target.provider]
+    if op.slopes is not None:
+        return "its bias would run unfused on CUDA"
+    if op.key_dim != op.value_dim:
+        return f"keys of {op.key_dim} and values of {op.value_dim} differ in width"
+    if op.key_dim % limits.head_multiple:
+        return f"a head of {op.key_dim} is no multiple of {limits.head_multiple}"
+    if limits.head_max is not None and op.key_dim > limits.head_max:
+        return f"a head of {op.key_dim} is larger than {limits.head_max}"
+    if target.dtype not in limits.dtypes:
+        return f"{target.provider} has no kernel for it in {target.dtype}"
+    if target.batched_chunks and not limits.batched_chunks:
+        return "it refuses several new tokens over a past at batch > 1"
+    return ""

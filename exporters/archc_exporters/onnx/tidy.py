@@ -1,0 +1,33 @@
+"""Passes over a whole graph, after every op has been lowered by itself, and what they change in the report."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.fuse import fuse_residual_norms
+from archc_exporters.onnx.norm import WHOLE_WIDTH
+from archc_exporters.onnx.rotary import TURNS
+
+_FUSED = "SkipSimplifiedLayerNormalization: the residual sum before it and the norm in one kernel"
+
+
+def tidy(ctx: Lowering, model: ir.Model) -> None:
+    """Join what one op's lowering can't see, and drop what nobody reads any more."""
+    turns = _count(model, "RotaryEmbedding")
+    RemoveUnusedNodesPass()(model)
+    _recount(ctx, ("rotary", TURNS), "rotation inside GroupQueryAttention", turns - _count(model, "RotaryEmbedding"))
+    _recount(ctx, ("rms_norm", WHOLE_WIDTH), _FUSED, fuse_residual_norms(model.graph))
+
+
+def _count(model: ir.Model, op_type: str) -> int:
+    return sum(node.op_type == op_type for node in model.graph.all_nodes())
+
+
+def _recount(ctx: Lowering, plain: tuple[str, str], form: str, count: int) -> None:
+    """``count`` of the nodes that were noted as ``plain`` have another form after all."""
+    rest = ctx.choices.pop(plain, 0) - count
+    for key, number in ((plain, rest), ((plain[0], form), count)):
+        if number > 0:
+            ctx.choices[key] = number
