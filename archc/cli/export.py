@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from archc.cli.options import (
@@ -26,13 +28,31 @@ from archc.cli.options import (
     metavar="FILE|DIR",
     help="A safetensors file, or a folder of shards. Default: random weights.",
 )
+@click.option(
+    "--provider",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="Whose kernels the file is made for. A file for cuda runs on the CPU too, except in bf16.",
+)
 @dtype_option(
     "--dtype",
-    text="dtype of weights and caches: f32, f16 or bf16.",
+    text="dtype of weights, activations, keys and values: f32, f16 or bf16.",
     allowed=("float32", "float16", "bfloat16"),
     default="float16",
 )
 @max_model_len_option
+@click.option(
+    "--batched-chunks",
+    is_flag=True,
+    help="Take several new tokens over a past at batch > 1 in one call, by Attention-24 instead of GroupQueryAttention.",
+)
+@click.option(
+    "--sliding-window-cache",
+    is_flag=True,
+    help="Windows by GroupQueryAttention's rolling cache instead of a ring. It refuses ragged prompts.",
+)
+@click.option("--prune-head", is_flag=True, help="Logits of each row's last token only, (batch, 1, vocab).")
 @seed_option
 @click.option("--no-check", is_flag=True, help="Do not run the written file.")
 @set_option
@@ -42,11 +62,10 @@ def command(
     output: str,
     weights: str | None,
     dtype: str,
-    max_model_len: int | None,
-    seed: int,
     no_check: bool,
     overrides: tuple[str, ...],
     as_json: bool,
+    **choices: Any,
 ) -> None:
     """A fused ONNX model of SPEC for onnxruntime, with its caches as inputs and outputs."""
     require_extra("onnx", ("onnx", "onnx_ir", "onnxruntime", "numpy", "ml_dtypes"), "archc export")
@@ -69,10 +88,9 @@ def command(
             Path(output),
             dtype=dtype,
             weights=None if weights is None else Path(weights),
-            seed=seed,
-            max_model_len=max_model_len,
             check=not no_check,
             progress=progress,
+            **choices,
         )
     if as_json:
         print_json(report.to_json())
