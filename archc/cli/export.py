@@ -54,6 +54,12 @@ from archc.cli.options import (
 )
 @click.option("--prune-head", is_flag=True, help="Logits of each row's last token only, (batch, 1, vocab).")
 @seed_option
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True),
+    metavar="FILE|DIR",
+    help="A tokenizer.json to put beside the model, or a folder with one. Default: the spec's.",
+)
 @click.option("--no-check", is_flag=True, help="Do not run the written file.")
 @set_option
 @json_option
@@ -62,6 +68,7 @@ def command(
     output: str,
     weights: str | None,
     dtype: str,
+    tokenizer: str | None,
     no_check: bool,
     overrides: tuple[str, ...],
     as_json: bool,
@@ -77,9 +84,10 @@ def command(
     from archc.cli.progress import progress_bar
     from archc.estimation.estimate import estimate
     from archc.expansion import expand
-    from archc.spec.load import load_spec
+    from archc.spec.resolved import resolved
 
-    graph = expand(load_spec(spec, overrides))
+    described = resolved(spec, overrides)
+    graph = expand(described.spec)
     require_disk(Path(output), estimate(graph, dtype=dtype).weights.bytes)
     export = registry.load("exporter", "onnx")
     with progress_bar("writing") as progress:
@@ -88,6 +96,8 @@ def command(
             Path(output),
             dtype=dtype,
             weights=None if weights is None else Path(weights),
+            spec=described,
+            tokenizer=None if tokenizer is None else Path(tokenizer),
             check=not no_check,
             progress=progress,
             **choices,

@@ -31,6 +31,7 @@ OPTIONS = {
         "--sliding-window-cache",
         "--prune-head",
         "--seed",
+        "--tokenizer",
         "--no-check",
         "--set",
         "--json",

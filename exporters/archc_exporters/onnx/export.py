@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import onnxruntime as ort
@@ -11,9 +11,11 @@ import onnxruntime as ort
 from archc.errors import ArchcError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.graph.graph import Graph, param_bytes
+from archc.spec.resolved import Resolved
 from archc.units import gib
 from archc_exporters.onnx.check import check_runs, check_structure
 from archc_exporters.onnx.context import OPSETS, Lowering
+from archc_exporters.onnx.contract import write_contract
 from archc_exporters.onnx.lower import IR_VERSION, lower_graph
 from archc_exporters.onnx.report import (
     Choice,
@@ -24,8 +26,9 @@ from archc_exporters.onnx.report import (
     notes,
 )
 from archc_exporters.onnx.target import Io, Provider, Target
+from archc_exporters.onnx.tokenizer_files import TokenizerFiles, tokenizer_files
 from archc_exporters.onnx.weights import RandomWeights, SafetensorsWeights, WeightSource
-from archc_exporters.onnx.write import DATA, MODEL, Progress, staged, write
+from archc_exporters.onnx.write import MODEL, Progress, staged, write
 
 _TWIN_LIMIT_BYTES = 2 << 30
 
@@ -43,14 +46,18 @@ def export(
     weights: Path | None = None,
     seed: int = 0,
     max_model_len: int | None = None,
+    spec: Resolved | None = None,
+    tokenizer: Path | None = None,
     check: bool = True,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Write ``out/model.onnx`` and ``out/model.onnx.data``; what was there before stays until the new files are whole.
+    """Write ``model.onnx``, ``model.onnx.data`` and ``archc.json``; what was there before stays until the new are whole.
 
     Without ``weights`` they are random, seeded by name; with it a safetensors file or a folder of them, under the names of
     ``graph.params()``. ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``, or 4096.
-    ``check`` runs the file on onnxruntime's CPU, which needs memory for all weights; without it only the structure is checked.
+    With ``spec``, that of the graph, ``spec.yaml`` and its tokenizer are written too; ``tokenizer`` is a tokenizer.json that
+    takes its place, or a folder with one. ``check`` runs the file on onnxruntime's CPU, which needs memory for all weights;
+    without it only the structure is checked.
 
     Raises:
         ArchcError: the weights don't fit, a file can't be written, or the graph can't be said in ONNX.
@@ -71,27 +78,34 @@ def export(
     source = _weight_source(graph, weights, seed, target)
     model, ctx = lower_graph(graph, target=target, weights=source, max_model_len=max_model_len)
     nodes = count_nodes(model)
+    beside = None if spec is None else tokenizer_files(spec, tokenizer)
     with staged(out) as stage:
         write(model, stage, progress)
         checks = check_structure(stage / MODEL)
         if check:
             checks += _checked(graph, source, stage / MODEL, target, max_model_len)
-    return ExportReport(
-        name=graph.name,
-        dtype=target.dtype,
-        files={str(out / name): (out / name).stat().st_size for name in (MODEL, DATA)},
-        weight_bytes=_weight_bytes(graph, target.dtype),
-        opsets=dict(OPSETS),
-        ir_version=IR_VERSION,
-        onnxruntime=ort.__version__,
-        max_model_len=max_model_len,
-        capacity=capacity_formula(graph),
-        nodes=nodes,
-        caches=cache_inputs(ctx),
-        choices=_choices(ctx),
-        checks=tuple(checks),
-        notes=notes(ctx),
-    )
+        report = ExportReport(
+            name=graph.name,
+            dtype=target.dtype,
+            files={str(out / path.name): path.stat().st_size for path in sorted(stage.iterdir())},
+            weight_bytes=_weight_bytes(graph, target.dtype),
+            opsets=dict(OPSETS),
+            ir_version=IR_VERSION,
+            onnxruntime=ort.__version__,
+            max_model_len=max_model_len,
+            capacity=capacity_formula(graph),
+            nodes=nodes,
+            caches=cache_inputs(ctx),
+            choices=_choices(ctx),
+            checks=tuple(checks),
+            notes=_notes(ctx, beside),
+        )
+        write_contract(stage, model, graph, report, target=asdict(target), spec=spec, tokenizer=beside)
+    return report
+
+
+def _notes(ctx: Lowering, tokenizer: TokenizerFiles | None) -> tuple[str, ...]:
+    return (*notes(ctx), *([tokenizer.note] if tokenizer and tokenizer.note else []))
 
 
 def _weight_source(graph: Graph, weights: Path | None, seed: int, target: Target) -> WeightSource:

@@ -34,9 +34,9 @@ def staged(out: Path) -> Iterator[Path]:
         raise ArchcError(f"{out} can't be written: {error}") from error
     try:
         yield stage
-        # The data first: a model file never stands beside data that is not whole.
-        for name in (DATA, MODEL):
-            _move(stage / name, out / name)
+        # The data first and the model last: a model file never stands beside data that is not whole.
+        for path in sorted(stage.iterdir(), key=lambda path: (path.name == MODEL, path.name != DATA, path.name)):
+            _move(path, out / path.name)
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         if fresh and not any(out.iterdir()):

@@ -1,0 +1,183 @@
+"""``archc.json``: what a program needs to know in order to run a folder, and what it was made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from archc._version import __version__
+from archc.graph.graph import CAPACITY_MULTIPLE, Graph
+from archc.spec.emit import emit
+from archc.spec.resolved import Resolved
+from archc_exporters.onnx.context import MS
+from archc_exporters.onnx.report import ExportReport
+from archc_exporters.onnx.states import PAST, present_name
+from archc_exporters.onnx.tokenizer_files import TOKENIZER, TokenizerFiles
+
+CONTRACT, SPEC = "archc.json", "spec.yaml"
+FORMAT = 1
+"""Raised when a program that reads the old ``archc.json`` would misread the new one."""
+
+
+def write_contract(
+    stage: Path,
+    model: ir.Model,
+    graph: Graph,
+    report: ExportReport,
+    *,
+    target: Mapping[str, Any],
+    spec: Resolved | None = None,
+    tokenizer: TokenizerFiles | None = None,
+) -> None:
+    """Write ``archc.json`` into a folder that holds the model, and beside it ``spec.yaml`` and the tokenizer where known.
+
+    ``target`` is plain data; ``report`` lists the files under the names that they have in the folder.
+    """
+    if spec is not None:
+        (stage / SPEC).write_text(_spec_text(spec, tokenizer), encoding="utf-8")
+    for name, content in (tokenizer.files if tokenizer else {}).items():
+        (stage / name).write_bytes(content)
+    data = contract(model, graph, report, target=target, tokenizer=tokenizer)
+    data["files"] = {path.name: path.stat().st_size for path in sorted(stage.iterdir())}
+    (stage / CONTRACT).write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def contract(
+    model: ir.Model,
+    graph: Graph,
+    report: ExportReport,
+    *,
+    target: Mapping[str, Any],
+    tokenizer: TokenizerFiles | None = None,
+) -> dict[str, Any]:
+    """The contents of ``archc.json`` but for the sizes of files."""
+    described = report.to_json()
+    described["files"] = {Path(path).name: size for path, size in report.files.items()}
+    return {
+        "archc": __version__,
+        "format": FORMAT,
+        "name": graph.name,
+        "inputs": [_described(value) for value in model.graph.inputs if not _is_cache(value)],
+        "outputs": [_described(value) for value in model.graph.outputs if not (value.name or "").startswith("present")],
+        "caches": _caches(model, graph, report),
+        "capacity_multiple": CAPACITY_MULTIPLE,
+        "reserved_rows": graph.reserved_rows(),
+        "max_model_len": report.max_model_len,
+        "vocab_size": graph.vocab_size,
+        "batched_chunks": not _has(model, "GroupQueryAttention"),
+        "ragged_prompts": not _has(model, "GroupQueryAttention", attribute="sliding_window_cache"),
+        "target": dict(target),
+        "onnxruntime": report.onnxruntime,
+        "special_token_ids": tokenizer.special_token_ids if tokenizer else {},
+        "tokenizer": {"file": TOKENIZER} if tokenizer and TOKENIZER in tokenizer.files else None,
+        "report": described,
+    }
+
+
+def _caches(model: ir.Model, graph: Graph, report: ExportReport) -> list[dict[str, Any]]:
+    states = graph.states()
+    in_place = dict(bindable_to_one_buffer(model))
+    return [
+        {
+            "input": cache.name,
+            "output": present_name(cache.name),
+            "state": cache.state,
+            "dtype": cache.dtype,
+            "shape": list(cache.shape),
+            "growth": states[cache.state].growth,
+            "bytes_per_token": cache.bytes_per_token,
+            "bytes_per_sequence": cache.bytes_per_sequence,
+            "in_place": in_place.get(cache.name, False),
+        }
+        for cache in report.caches
+    ]
+
+
+def bindable_to_one_buffer(model: ir.Model) -> Iterable[tuple[str, bool]]:
+    """(cache input, whether past and present may lie in one buffer) for every cache of a model.
+
+    They may where nothing reads the past once the present is being written: each of its readers is the node that makes the
+    present, or comes before that node however a runtime orders the rest.
+    """
+    outputs = {value.name: value for value in model.graph.outputs}
+    for past in model.graph.inputs:
+        if not _is_cache(past):
+            continue
+        assert past.name is not None
+        present = outputs.get(present_name(past.name))
+        maker = None if present is None else present.producer()
+        readers = {_at_root(node, model.graph) for node in past.consumers()}
+        yield past.name, maker is not None and readers <= _with_ancestors(maker, readers)
+
+
+def _with_ancestors(node: ir.Node, wanted: set[ir.Node]) -> set[ir.Node]:
+    """The node and those of ``wanted`` that it depends on. A walk back through a model ends at the readers."""
+    found, open_nodes, seen = {node}, [node], {node}
+    while open_nodes and not wanted <= found:
+        for value in _read_by(open_nodes.pop()):
+            before = value.producer()
+            if before is None or before in seen:
+                continue
+            seen.add(before)
+            open_nodes.append(before)
+            if before in wanted:
+                found.add(before)
+    return found
+
+
+def _read_by(node: ir.Node) -> list[ir.Value]:
+    """What a node reads, by the nodes of its branches included."""
+    read = [value for value in node.inputs if value is not None]
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            read += [value for inner in attribute.as_graph().all_nodes() for value in inner.inputs if value is not None]
+    return read
+
+
+def _at_root(node: ir.Node, root: ir.Graph) -> ir.Node:
+    """The node itself, or the one of the main graph whose branch it stands in."""
+    while node.graph is not None and node.graph is not root:
+        owner = next(outer for outer in root if _owns(outer, node.graph))
+        node = owner
+    return node
+
+
+def _owns(node: ir.Node, graph: Any) -> bool:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            inner = attribute.as_graph()
+            if inner is graph or any(_owns(deeper, graph) for deeper in inner):
+                return True
+    return False
+
+
+def _has(model: ir.Model, op_type: str, *, attribute: str = "") -> bool:
+    """Whether a node of com.microsoft is there, with an attribute that is not 0 where one is named."""
+    for node in model.graph.all_nodes():
+        if node.domain == MS and node.op_type == op_type:
+            found = node.attributes.get(attribute)
+            if not attribute or (found is not None and found.as_int() != 0):
+                return True
+    return False
+
+
+def _is_cache(value: ir.Value) -> bool:
+    return (value.name or "").startswith(f"{PAST}.")
+
+
+def _described(value: ir.Value) -> dict[str, Any]:
+    assert value.dtype is not None
+    assert value.shape is not None
+    dims = [dim if isinstance(dim, int) else str(dim) for dim in value.shape.dims]
+    return {"name": value.name, "dtype": value.dtype.numpy().name, "shape": dims}
+
+
+def _spec_text(spec: Resolved, tokenizer: TokenizerFiles | None) -> str:
+    tree = dict(spec.tree)
+    if tokenizer and TOKENIZER in tokenizer.files and "file" in type(spec.spec.tokenizer).model_fields:
+        tree["tokenizer"] = {**tree["tokenizer"], "file": TOKENIZER}
+    return emit(tree, {})

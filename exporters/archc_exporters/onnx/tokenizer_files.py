@@ -1,0 +1,104 @@
+"""The tokenizer beside a model: the file that a spec names, the one that its kind makes, or one that a user hands over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from archc.errors import ArchcError, MissingExtraError
+from archc.families import TOKENIZER_ROLES, Tokenizer
+from archc.spec.nodes import Mark
+from archc.spec.resolved import Resolved
+
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFiles:
+    """What is written beside the model: file name -> contents, and role (``bos``, ``eos``, …) -> ids of special tokens."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    special_token_ids: Mapping[str, list[int]] = field(default_factory=dict[str, list[int]])
+    note: str = ""
+    """Why there is no tokenizer although the spec has one; empty where there is, or where the spec has none."""
+
+
+def tokenizer_files(spec: Resolved, given: Path | None = None) -> TokenizerFiles:
+    """The tokenizer of a spec, or ``given``: a tokenizer.json, or a folder with one and perhaps a tokenizer_config.json.
+
+    Raises:
+        ArchcError: a file can't be read, is no tokenizer, or has more ids than the spec.
+        MissingExtraError: ``given`` is stated and ``tokenizers`` is not installed.
+    """
+    kind = spec.spec.tokenizer
+    assert isinstance(kind, Tokenizer)
+    if given is not None:
+        return _given(kind, given)
+    roles = _stated_roles(kind)
+    if not kind.has_file():
+        return TokenizerFiles(special_token_ids=roles)
+    if find_spec("tokenizers") is None:
+        note = f"{TOKENIZER} is not written: that needs the extra 'tokenizers'"
+        return TokenizerFiles(special_token_ids=roles, note=note)
+    made = kind.load(_folder(spec))
+    return TokenizerFiles(files={TOKENIZER: made.to_str(pretty=False).encode()}, special_token_ids=roles)
+
+
+def _given(kind: Tokenizer, given: Path) -> TokenizerFiles:
+    path = given / TOKENIZER if given.is_dir() else given
+    content, made = _read(path)
+    last = max(made.get_vocab(with_added_tokens=True).values(), default=-1)
+    if last >= kind.ids():
+        raise ArchcError(f"{path}: has the id {last}, and the spec says that there are {kind.ids()} ids")
+    files, roles = {TOKENIZER: content}, _stated_roles(kind)
+    config = path.with_name(CONFIG)
+    if config.is_file():
+        try:
+            files[CONFIG] = config.read_bytes()
+            named: Any = json.loads(files[CONFIG])
+        except (OSError, ValueError) as error:
+            raise ArchcError(f"{config}: can't be read: {error}") from error
+        # What the spec states holds; the file speaks where the spec is silent.
+        roles = {**_named_roles(named if isinstance(named, dict) else {}, made), **roles}
+    return TokenizerFiles(files=files, special_token_ids=roles)
+
+
+def _read(path: Path) -> tuple[bytes, Any]:
+    try:
+        import tokenizers
+    except ImportError:
+        raise MissingExtraError("tokenizers", f"the tokenizer in {path}") from None
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ArchcError(f"{path}: can't be read: {error}") from error
+    try:
+        return content, tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # The library raises nothing more special.
+        raise ArchcError(f"{path}: is no tokenizer.json: {error}") from error
+
+
+def _stated_roles(kind: Tokenizer) -> dict[str, list[int]]:
+    return {role: ids for role in TOKENIZER_ROLES if (ids := kind.role_ids(role))}
+
+
+def _named_roles(config: Mapping[str, Any], made: Any) -> dict[str, list[int]]:
+    """Ids of the special tokens that a tokenizer_config.json names, each a text or a mapping with ``content``."""
+    found: dict[str, list[int]] = {}
+    for role in TOKENIZER_ROLES:
+        token = config.get(f"{role}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        number = made.token_to_id(text) if isinstance(text, str) else None
+        if number is not None:
+            found[role] = [number]
+    return found
+
+
+def _folder(spec: Resolved) -> Path:
+    """The folder that the tokenizer's ``file`` is relative to: that of the spec which states it, or the current one."""
+    origin = spec.origins.get(("tokenizer", "file"))
+    return Path(origin.file).parent if isinstance(origin, Mark) and origin.line else Path()
