@@ -1,70 +1,275 @@
-"""What a file must survive before it counts as exported."""
+"""What a file must survive before it counts as exported. What can't be run as it is has a float32 twin that can."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
-import onnx
-from onnx.checker import ValidationError, check_model
 
-from archc.errors import CheckFailedError
-from archc.graph.graph import Graph
-from archc_exporters.onnx.session import Conversation, load_session
+from archc.errors import ArchcError, CheckFailedError
+from archc.graph.depth import shallow
+from archc.graph.graph import Graph, param_bytes
+from archc.ir.values import MODEL_DTYPE, Param
+from archc.units import gib
+from archc_exporters.onnx import check_child
+from archc_exporters.onnx.check_child import Call, Job, RefusedError
+from archc_exporters.onnx.lower import lower_graph
+from archc_exporters.onnx.memory import free_memory_bytes
+from archc_exporters.onnx.target import Target
+from archc_exporters.onnx.trial import Cost, Talks, time_limit_seconds, try_file
+from archc_exporters.onnx.weights import DTYPES, NUMPY_DTYPES, Array, WeightSource
+from archc_exporters.onnx.write import MODEL, Progress, write
 
-_PLACES = ((1, 5), (2, 3))
-"""(batch, seq) of the two runs: different in both, so that a shape that works at one size only is found."""
-_DECODE_STEPS = 2
+_TWIN_LIMIT_BYTES = 2 << 30
+"""A twin that nobody asked for is no larger: it is written and run while the user waits."""
+
+Rows = Sequence[tuple[Array, Array]]
+"""A conversation: (new tokens (batch, seq), right-padded; how many of each row are valid), a call after the other."""
 
 
-def check_structure(path: Path) -> list[str]:
-    """onnx's own checker, and symbolic batch and seq in every output that has them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """An export to be checked: what it was made from, and whether its weights are in the file."""
+
+    graph: Graph
+    target: Target
+    weights: WeightSource
+    max_model_len: int
+    has_data: bool = True
+
+    def needed_bytes(self) -> int:
+        """What the weights take in float32, as which onnxruntime's CPU computes float16 too."""
+        return sum(param_bytes(param, "float32") for param in self.graph.params().values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A file that runs, for a judge.
+
+    Attributes:
+        graph: what the file computes; that of a twin may have fewer layers than what was exported.
+        dtype: of the file's weights and activations.
+        prune_head: whether outputs are those of each row's last valid token only, (batch, 1, width).
+        read: the numbers of one of the graph's weights as the file's dtype holds them, in float32.
+        run: outputs of every call of every conversation, by name; on empty caches each. ``in_process`` saves the start of a
+            process and risks this one.
+    """
+
+    graph: Graph
+    dtype: str
+    max_model_len: int
+    prune_head: bool
+    read: Callable[[str], Array]
+    run: Callable[..., Mapping[str, Sequence[Array]]]
+
+
+class Judge(Protocol):
+    """Compares a file with something else that computes the same, and gives figures: plain data, one mapping a comparison.
 
     Raises:
-        CheckFailedError: the file is malformed.
+        CheckFailedError: they differ.
     """
-    try:
-        check_model(str(path))
-    except ValidationError as error:
-        raise CheckFailedError(f"{path.name}: onnx.checker refuses the file: {error}") from error
-    graph = onnx.load(path, load_external_data=False).graph
-    for output in graph.output:
-        dims = [dim.dim_param or dim.dim_value for dim in output.type.tensor_type.shape.dim]
-        wanted = ["batch", "seq"] if not output.name.startswith("present") else ["batch"]
-        if dims[: len(wanted)] != wanted:
-            raise CheckFailedError(f"{path.name}: {output.name} is {dims}; its first dimensions should be {wanted}")
-    return [f"structure: onnx.checker, {len(graph.node)} nodes, batch and seq symbolic"]
+
+    def __call__(self, file: Written) -> Sequence[Mapping[str, Any]]: ...
 
 
-def check_runs(path: Path, graph: Graph) -> list[str]:
-    """Prefill and decode on onnxruntime's CPU at two sizes of batch and seq, right-padded rows included; all numbers finite.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will be run: the file itself where ``not_run`` is empty; else the twin, or nothing."""
+
+    not_run: str
+    twin: Subject | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was found, in words and figures, and what the trials took."""
+
+    lines: tuple[str, ...] = ()
+    comparisons: tuple[dict[str, Any], ...] = ()
+    peak_bytes: int | None = None
+
+
+def plan_trial(subject: Subject, *, judged: bool) -> Plan:
+    """Decide before anything is written whether the file can be run, or a twin of it.
 
     Raises:
-        CheckFailedError: the file does not load, does not run, or gives something else than finite numbers.
+        ArchcError: it should be judged, and nothing of it can be run.
     """
-    # Seven tokens fit any file: even a rope table for one position has as many rows as the smallest capacity, 8.
-    capacity = graph.capacity(max(seq for _, seq in _PLACES) + _DECODE_STEPS)
-    vocabulary = graph.vocab_size or 1
-    rng = np.random.default_rng(0)
+    free = free_memory_bytes()
+    not_run = _objection(subject, free)
+    if not not_run:
+        return Plan(not_run="", twin=None)
+    twin = replace(
+        subject,
+        graph=shallow(subject.graph),
+        # The CPU's kernels for float32 are those that CUDA has for 16 bits.
+        target=replace(subject.target, provider="cpu", dtype="float32"),
+        has_data=True,
+    )
+    limit = free // 2 if judged else min(free // 2, _TWIN_LIMIT_BYTES)
+    needed = twin.needed_bytes()
+    if needed <= limit:
+        return Plan(not_run=not_run, twin=twin)
+    layers = f"{twin.graph.num_layers} of {subject.graph.num_layers} layers"
+    too_large = f"its float32 twin of {layers} needs {gib(needed)}, more than {gib(limit)}"
+    if judged:
+        raise ArchcError(f"{subject.graph.name} can't be compared with torch here: {not_run}, and {too_large}")
+    return Plan(not_run=f"{not_run}, and {too_large}", twin=None)
+
+
+def _objection(subject: Subject, free: int) -> str:
+    if not subject.has_data:
+        return "the weights are not in the file"
+    if subject.target.dtype == "bfloat16":
+        return "onnxruntime's CPU has no bfloat16"
+    needed = subject.needed_bytes()
+    if needed > free // 2:
+        return f"the weights take {gib(needed)} in float32, more than half of the free memory, {gib(free)}"
+    return ""
+
+
+def check_export(
+    path: Path, subject: Subject, plan: Plan, *, judge: Judge | None = None, run: bool = True, progress: Progress | None
+) -> Outcome:
+    """Run what the plan says, ``run`` for finite numbers at two sizes, and let the judge compare.
+
+    Raises:
+        CheckFailedError: the file or its twin does not run, gives numbers that are not finite, or is judged wrong.
+        ArchcError: there is no room for a twin that should be judged.
+    """
+    if not plan.not_run:
+        return _tried(path, subject, judge, run, progress, "run")
+    not_run = f"not run: {plan.not_run}"
+    if plan.twin is None:
+        return Outcome(lines=(not_run,))
+    needed, free = plan.twin.needed_bytes(), shutil.disk_usage(path.parent).free
+    if needed > free:
+        no_room = f"its float32 twin needs {gib(needed)}, the disk has {gib(free)}"
+        if judge is not None:
+            raise ArchcError(f"{subject.graph.name} can't be compared with torch: {plan.not_run}, and {no_room}")
+        return Outcome(lines=(f"{not_run}, and {no_room}",))
+    with tempfile.TemporaryDirectory(prefix="twin-", dir=path.parent) as folder:
+        twin = plan.twin
+        model, _ = lower_graph(twin.graph, target=twin.target, weights=twin.weights, max_model_len=twin.max_model_len)
+        write(model, Path(folder), progress)
+        what = f"float32 twin, {twin.graph.num_layers} of {subject.graph.num_layers} layers"
+        outcome = _tried(Path(folder) / MODEL, twin, judge, run, progress, what)
+    return replace(outcome, lines=(not_run, *outcome.lines))
+
+
+def _tried(
+    path: Path, subject: Subject, judge: Judge | None, run: bool, progress: Progress | None, what: str
+) -> Outcome:
+    costs: list[Cost] = []
     lines: list[str] = []
+    comparisons: Sequence[Mapping[str, Any]] = ()
+    if run:
+        places = _places(subject)
+        costs.append(_try(path, _talks(places, subject), subject, None, progress))
+        lines.append(f"{what}: {'; '.join(places)}; on CPUExecutionProvider, all numbers finite")
+    if judge is not None:
+        with tempfile.TemporaryDirectory(prefix="outputs-", dir=path.parent) as keep:
+            file = Written(
+                graph=subject.graph,
+                dtype=subject.target.dtype,
+                max_model_len=subject.max_model_len,
+                prune_head=subject.target.prune_head,
+                read=_reader(subject),
+                run=_runner(path, subject, Path(keep), costs, progress),
+            )
+            comparisons = judge(file)
+        lines.append(f"{what}: compared, {len(comparisons)} ways of cutting tokens into calls")
+    peaks = [cost.peak_bytes for cost in costs if cost.peak_bytes is not None]
+    return Outcome(
+        lines=tuple(lines),
+        comparisons=tuple(dict(each) for each in comparisons),
+        peak_bytes=max(peaks, default=None),
+    )
+
+
+def _try(path: Path, talks: Talks, subject: Subject, keep: Path | None, progress: Progress | None) -> Cost:
+    return try_file(
+        path,
+        talks,
+        capacity=_capacity(talks, subject.graph),
+        limit_seconds=time_limit_seconds(subject.needed_bytes()),
+        keep=keep,
+        progress=progress,
+    )
+
+
+def _capacity(talks: Talks, graph: Graph) -> int:
+    """Rows for the longest conversation, its padding included."""
+    return graph.capacity(max(sum(len(call["ids"][0]) for call in calls) for calls in talks.values()))
+
+
+def _places(subject: Subject) -> dict[str, Rows]:
+    """Two sizes of batch and seq, different in both, so that a shape that works at one size only is found.
+
+    Seven tokens fit any file: even a rope table for one position has as many rows as the smallest capacity, 8.
+    """
+    short = 3 if subject.target.sliding_window_cache else 2
+    return {
+        "batch 1, prefill 4, chunk 2, decode 1": _random_rows(subject.graph, [(4,), (2,), (1,)]),
+        f"batch 2, prefill 3 and {short}, decode 2": _random_rows(subject.graph, [(3, short), (1, 1), (1, 1)]),
+    }
+
+
+def _random_rows(graph: Graph, calls: Sequence[tuple[int, ...]]) -> Rows:
+    rng = np.random.default_rng(0)
+    return [
+        (rng.integers(0, graph.vocab_size or 1, (len(valid), max(valid))), np.array(valid, np.int64)) for valid in calls
+    ]
+
+
+def _talks(conversations: Mapping[str, Rows], subject: Subject) -> dict[str, list[Call]]:
+    def columns(ids: Array) -> int:
+        return 1 if subject.target.prune_head else ids.shape[1]
+
+    return {
+        name: [Call(ids=ids.tolist(), valid=valid.tolist(), columns=columns(ids)) for ids, valid in rows]
+        for name, rows in conversations.items()
+    }
+
+
+def _reader(subject: Subject) -> Callable[[str], Array]:
+    params = subject.graph.params()
+    own = NUMPY_DTYPES[subject.target.ir_dtype]
+
+    def read(name: str) -> Array:
+        param: Param = params[name]
+        held = own if param.dtype == MODEL_DTYPE else NUMPY_DTYPES[DTYPES[param.dtype]]
+        return subject.weights.read(name, param).astype(held, copy=False).astype(np.float32, copy=False)
+
+    return read
+
+
+def _runner(
+    path: Path, subject: Subject, keep: Path, costs: list[Cost], progress: Progress | None
+) -> Callable[..., Mapping[str, Sequence[Array]]]:
+    def run(conversations: Mapping[str, Rows], *, in_process: bool = False) -> Mapping[str, Sequence[Array]]:
+        talks = _talks(conversations, subject)
+        if in_process:
+            capacity = _capacity(talks, subject.graph)
+            _run_here(Job(model=str(path), capacity=capacity, threads=1, keep=str(keep), talks=talks))
+        else:
+            costs.append(_try(path, talks, subject, keep, progress))
+        return {
+            name: [np.load(keep / f"{name}.{number}.npy", mmap_mode="r") for number in range(len(rows))]
+            for name, rows in conversations.items()
+        }
+
+    return run
+
+
+def _run_here(job: Job) -> None:
     try:
-        session = load_session(path)
-        for batch, seq in _PLACES:
-            talk = Conversation(session, batch=batch, capacity=capacity)
-            valid = np.array([seq, *[seq - 1] * (batch - 1)])
-            shapes = [(batch, seq, valid)] + [(batch, 1, None)] * _DECODE_STEPS
-            for rows, columns, new in shapes:
-                y = talk.step(rng.integers(0, vocabulary, (rows, columns)), new)
-                if y.shape[:2] != (rows, columns) or not np.isfinite(y).all():
-                    raise CheckFailedError(
-                        f"{path.name}: ({rows}, {columns}) tokens give {y.shape}, or numbers not finite"
-                    )
-                broken = [name for name, cache in talk.caches.items() if not np.isfinite(cache).all()]
-                if broken:
-                    raise CheckFailedError(f"{path.name}: caches are not finite: {', '.join(broken)}")
-            lines.append(f"run: batch {batch}, prefill {seq}, decode {_DECODE_STEPS} on CPUExecutionProvider, finite")
-    except CheckFailedError:
-        raise
-    except Exception as error:  # onnxruntime raises a family of its own, based on Exception itself.
-        raise CheckFailedError(f"{path.name}: onnxruntime refuses the file: {error}") from error
-    return lines
+        check_child.run(job, lambda at, done, of: None)
+    except RefusedError as refused:
+        raise CheckFailedError(f"{Path(job['model']).name}: {refused}") from refused

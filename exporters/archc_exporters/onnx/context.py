@@ -16,20 +16,14 @@ from archc.errors import GraphError
 from archc.graph.graph import Graph, join
 from archc.ir.size import Dim, Size
 from archc.ir.values import MODEL_DTYPE, Node, Param, State
-from archc_exporters.onnx.states import onnx_state_names, present_name
+from archc_exporters.onnx.states import LENGTHS, onnx_state_names, present_name
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.weights import DTYPES, NUMPY_DTYPES, Array, Transform, WeightSource, lazy_tensor
 
 MS = "com.microsoft"
 OPSETS = {"": 24, MS: 1}
-LENGTHS = {
-    "input_ids": ("batch", "seq"),
-    "past_length": ("batch",),
-    "seq_length": ("batch",),
-    "kv_length": ("batch",),
-    "max_length": (1,),
-}
-"""The inputs of every file beside its caches, int64: past and valid new tokens a row, past + padded seq a row, its maximum."""
+KEEP_FLOAT = "archc.keep_float"
+"""Mark on a weight that is not quantised; its value is the reason."""
 
 
 def further_inputs(graph: Graph) -> dict[str, tuple[str, ...]]:

@@ -60,6 +60,12 @@ class ExportReport:
     choices: tuple[Choice, ...]
     checks: tuple[str, ...]
     notes: tuple[str, ...]
+    comparisons: tuple[dict[str, Any], ...] = ()
+    """A judge's figures, a way of cutting tokens into calls each; empty where nothing was compared."""
+    seconds_writing: float = 0.0
+    seconds_checking: float = 0.0
+    check_peak_bytes: int | None = None
+    """Most memory of the processes that ran the file; None where none ran, or the system doesn't say."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""

@@ -1,18 +1,21 @@
-"""An exported file as a conversation: onnxruntime on the CPU, caches fed back from one call to the next."""
+"""An exported file as a conversation: onnxruntime on the CPU, caches fed back from one call to the next.
+
+The process that checks a file imports this, so neither onnx nor onnx-ir may come with it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from archc_exporters.onnx.context import LENGTHS
-from archc_exporters.onnx.states import PAST, present_name
-from archc_exporters.onnx.weights import Array
+from archc_exporters.onnx.states import LENGTHS, PAST, present_name
 
+Array = np.ndarray[Any, Any]
 _NUMPY = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 
 

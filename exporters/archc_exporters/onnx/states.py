@@ -1,4 +1,4 @@
-"""Names of cache inputs and outputs, derived from the names of a graph's states."""
+"""Names of inputs and outputs; those of caches are derived from the names of a graph's states."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from collections import Counter
 from archc.graph.graph import Graph
 
 PAST, PRESENT = "past_key_values", "present"
+LENGTHS = {
+    "input_ids": ("batch", "seq"),
+    "past_length": ("batch",),
+    "seq_length": ("batch",),
+    "kv_length": ("batch",),
+    "max_length": (1,),
+}
+"""The inputs of every file beside its caches, int64: past and valid new tokens a row, past + padded seq a row, its maximum."""
 _LAYER = re.compile(r"^(?:(?P<stack>.+)\.)?layers\.(?P<index>\d+)\.(?P<rest>.+)$")
 
 

@@ -1,0 +1,107 @@
+"""Runs a file in a process of its own, which may die of it: ``python -m archc_exporters.onnx.check_child JOB``.
+
+Imports stay few, onnxruntime and numpy, so that its memory is the file's. It prints one JSON object a line: ``at``, ``done`` and
+``of`` as it goes, ``failed`` where the file is wrong, and at the end ``peak_bytes``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from archc_exporters.onnx.session import Conversation, load_session
+
+
+class Call(TypedDict):
+    """New tokens (batch, seq), how many of each row are no padding, and the outputs a row that should come back."""
+
+    ids: Sequence[Sequence[int]]
+    valid: Sequence[int]
+    columns: int
+
+
+class Job(TypedDict):
+    """What to run: conversations by name, each over caches of its own with ``capacity`` rows, outputs to ``keep``.
+
+    ``keep`` is a folder for ``{name}.{number of the call}.npy``, or empty. 0 threads lets onnxruntime choose.
+    """
+
+    model: str
+    capacity: int
+    threads: int
+    keep: str
+    talks: Mapping[str, Sequence[Call]]
+
+
+class RefusedError(Exception):
+    """The file does not do what it should; the message says what."""
+
+
+def run(job: Job, say: Callable[[str, int, int], None]) -> None:
+    """Run a job; ``say`` hears what is done next, how many calls are done, and of how many.
+
+    Raises:
+        RefusedError: the file does not load or run, or gives another shape or numbers that are not finite.
+    """
+    total, done = sum(len(calls) for calls in job["talks"].values()), 0
+    try:
+        say("loading", done, total)
+        session = load_session(Path(job["model"]), threads=job["threads"])
+        for name, calls in job["talks"].items():
+            talk = Conversation(session, batch=len(calls[0]["ids"]), capacity=job["capacity"])
+            for number, call in enumerate(calls):
+                say(name, done, total)
+                _step(talk, name, number, call, job["keep"])
+                done += 1
+        say("run", done, total)
+    except RefusedError:
+        raise
+    except Exception as error:  # onnxruntime raises a family of its own, based on Exception itself.
+        raise RefusedError(f"onnxruntime refuses the file: {error}") from error
+
+
+def _step(talk: Conversation, name: str, number: int, call: Call, keep: str) -> None:
+    ids = np.asarray(call["ids"], np.int64)
+    y = talk.step(ids, np.asarray(call["valid"], np.int64))
+    batch, seq = ids.shape
+    if y.shape[:2] != (batch, call["columns"]):
+        raise RefusedError(f"{name}: ({batch}, {seq}) tokens give {y.shape}, not ({batch}, {call['columns']}, ...)")
+    if not np.isfinite(y).all():
+        raise RefusedError(f"{name}: ({batch}, {seq}) tokens give numbers that are not finite")
+    broken = [cache for cache, held in talk.caches.items() if not np.isfinite(held).all()]
+    if broken:
+        raise RefusedError(f"{name}: caches are not finite: {', '.join(broken)}")
+    if keep:
+        np.save(Path(keep) / f"{name}.{number}.npy", y)
+
+
+def peak_bytes() -> int | None:
+    """Most memory that this process has held, None where the system doesn't say."""
+    try:
+        # Not getrusage: what it says of a child starts from what the parent held.
+        status = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return None
+
+
+def _print(**line: Any) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def main(path: str) -> None:
+    """Run the job in a file of JSON."""
+    try:
+        run(json.loads(Path(path).read_text("utf-8")), lambda at, done, of: _print(at=at, done=done, of=of))
+    except RefusedError as refused:
+        _print(failed=str(refused))
+    _print(peak_bytes=peak_bytes())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
