@@ -23,8 +23,8 @@ from archc_exporters.onnx.contract import bindable_to_one_buffer, contract
 from archc_exporters.onnx.export import export
 from archc_exporters.onnx.lower import lower_graph
 from archc_exporters.onnx.report import ExportReport, cache_inputs
+from archc_exporters.onnx.sources import RandomWeights
 from archc_exporters.onnx.target import Target
-from archc_exporters.onnx.weights import RandomWeights
 
 pytestmark = [pytest.mark.onnx, pytest.mark.torch]
 

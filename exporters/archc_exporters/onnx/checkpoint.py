@@ -1,0 +1,156 @@
+"""Weights in safetensors files: one file, or a folder of shards with their index. Files are mapped, never read whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from archc.errors import ArchcError
+from archc.ir.values import Param
+from archc_exporters.onnx.arrays import Array
+from archc_exporters.onnx.listing import listed
+
+_FLOATS: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_LENGTH_BYTES = 8
+"""A file begins with the length of its header, which the tensors follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """Where a tensor lies: its file, the first byte there, and what the bytes mean."""
+
+    file: Path
+    offset_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+class SafetensorsWeights:
+    """One file, or a folder with ``model.safetensors`` or its shards; each tensor is a view of the mapped file.
+
+    Raises:
+        ArchcError: files are missing or unreadable, or names, shapes or dtypes don't fit the graph; all problems at once.
+    """
+
+    def __init__(self, path: Path, params: dict[str, Param]) -> None:
+        self._homes: dict[str, _Home] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
+        for file in _files(path):
+            homes = _homes(file)
+            twice = [name for name in homes if name in self._homes]
+            if twice:
+                raise ArchcError(f"{self._homes[twice[0]].file.name} and {file.name} both have {listed(twice)}")
+            self._homes.update(homes)
+        _match(path, self._homes, params)
+
+    def read(self, name: str, param: Param) -> Array:
+        """The tensor as it is stored, without a copy: its bytes come from the file when they are looked at."""
+        home = self._homes[name]
+        if home.elements == 0:
+            return np.empty(home.shape, _FLOATS[home.dtype])
+        mapped = np.frombuffer(self._map(home.file), _FLOATS[home.dtype], home.elements, home.offset_bytes)
+        return mapped.reshape(home.shape)
+
+    def release(self, name: str) -> None:
+        """Pages of the tensor's part of the file leave this process; looked at again, they come back."""
+        home = self._homes[name]
+        if home.elements == 0 or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        first = home.offset_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        length_bytes = home.offset_bytes - first + home.elements * _FLOATS[home.dtype].itemsize
+        self._map(home.file).madvise(mmap.MADV_DONTNEED, first, length_bytes)
+
+    def _map(self, file: Path) -> mmap.mmap:
+        if file not in self._maps:
+            with file.open("rb") as handle:
+                self._maps[file] = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._maps[file]
+
+
+def _homes(file: Path) -> dict[str, _Home]:
+    """name -> home of every tensor of a file that safetensors itself finds sound."""
+    try:
+        # The library checks header, sizes and overlaps; it copies what it reads, so the tensors are looked up by their offsets.
+        safe_open(file, framework="numpy")
+        with file.open("rb") as handle:
+            length_bytes = int.from_bytes(handle.read(_LENGTH_BYTES), "little")
+            header: dict[str, Any] = json.loads(handle.read(length_bytes))
+    except (SafetensorError, OSError) as error:
+        raise ArchcError(f"{file} can't be read as safetensors: {error}") from error
+    header.pop("__metadata__", None)
+    other = [f"{name} is {entry['dtype']}" for name, entry in header.items() if entry["dtype"] not in _FLOATS]
+    if other:
+        raise ArchcError(f"{file}: {listed(other)}; weights should be {', '.join(_FLOATS)}")
+    begin = _LENGTH_BYTES + length_bytes
+    return {
+        name: _Home(file, begin + entry["data_offsets"][0], entry["dtype"], tuple(entry["shape"]))
+        for name, entry in header.items()
+    }
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    index, whole = path / "model.safetensors.index.json", path / "model.safetensors"
+    if index.is_file():
+        names = _indexed(index)
+        missing = [name for name in names if not (path / name).is_file()]
+        if missing:
+            raise ArchcError(f"{index} names files that are not there: {listed(missing)}")
+        return [path / name for name in names]
+    if whole.is_file():
+        return [whole]
+    raise ArchcError(f"{path} is neither a safetensors file nor a folder with model.safetensors or its index")
+
+
+def _indexed(index: Path) -> list[str]:
+    """Names of the files that an index lists, relative to its folder and inside it."""
+    try:
+        names: list[Any] = list(dict.fromkeys(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ArchcError(f"{index} is no index of safetensors files: {error!r}") from error
+    outside = [str(name) for name in names if not _is_inside(name)]
+    if outside:
+        raise ArchcError(f"{index} names files outside its folder, which are not read: {listed(outside)}")
+    return sorted(names)
+
+
+def _is_inside(name: Any) -> bool:
+    # Windows' forms are refused everywhere, so that an index means the same on every system.
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    parts = (*PurePosixPath(name).parts, *PureWindowsPath(name).parts)
+    return not PureWindowsPath(name).anchor and not PurePosixPath(name).anchor and ".." not in parts
+
+
+def _match(path: Path, homes: dict[str, _Home], params: dict[str, Param]) -> None:
+    wrong = [
+        f"{name} is {list(homes[name].shape)}, not {list(param.shape)}"
+        for name, param in params.items()
+        if name in homes and homes[name].shape != param.shape
+    ]
+    problems = (
+        ([name for name in params if name not in homes], "weights of the model are not in the file"),
+        ([name for name in homes if name not in params], "tensors of the file belong to no weight"),
+        (wrong, "tensors have another shape"),
+    )
+    lines = [f"{len(names)} {what}: {listed(names)}" for names, what in problems if names]
+    if lines:
+        raise ArchcError(f"{path} doesn't fit the model\n  " + "\n  ".join(lines))
