@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import asdict, replace
+import time
+from dataclasses import asdict
 from pathlib import Path
 
 import onnxruntime as ort
@@ -12,8 +12,7 @@ from archc.errors import ArchcError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.graph.graph import Graph, param_bytes
 from archc.spec.resolved import Resolved
-from archc.units import gib
-from archc_exporters.onnx.check import check_runs, check_structure
+from archc_exporters.onnx.check import Judge, Outcome, Subject, check_export, plan_trial
 from archc_exporters.onnx.checkpoint import SafetensorsWeights
 from archc_exporters.onnx.context import OPSETS, Lowering
 from archc_exporters.onnx.contract import write_contract
@@ -27,12 +26,11 @@ from archc_exporters.onnx.report import (
     notes,
 )
 from archc_exporters.onnx.sources import RandomWeights
+from archc_exporters.onnx.structure import check_structure
 from archc_exporters.onnx.target import Io, Provider, Target
 from archc_exporters.onnx.tokenizer_files import TokenizerFiles, tokenizer_files
 from archc_exporters.onnx.weights import WeightSource
 from archc_exporters.onnx.write import MODEL, Progress, staged, write
-
-_TWIN_LIMIT_BYTES = 2 << 30
 
 
 def export(
@@ -51,6 +49,7 @@ def export(
     spec: Resolved | None = None,
     tokenizer: Path | None = None,
     check: bool = True,
+    judge: Judge | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Write ``model.onnx``, ``model.onnx.data`` and ``archc.json``; what was there before stays until the new are whole.
@@ -58,8 +57,8 @@ def export(
     Without ``weights`` they are random, seeded by name; with it a safetensors file or a folder of them, under the names of
     ``graph.params()``. ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``, or 4096.
     With ``spec``, that of the graph, ``spec.yaml`` and its tokenizer are written too; ``tokenizer`` is a tokenizer.json that
-    takes its place, or a folder with one. ``check`` runs the file on onnxruntime's CPU, which needs memory for all weights;
-    without it only the structure is checked.
+    takes its place, or a folder with one. ``check`` runs the file on onnxruntime's CPU in a process of its own, where memory
+    holds it; without it only the structure is checked. ``judge`` compares the file with something else.
 
     Raises:
         ArchcError: the weights don't fit, a file can't be written, or the graph can't be said in ONNX.
@@ -80,12 +79,18 @@ def export(
     source = _weight_source(graph, weights, seed, target)
     model, ctx = lower_graph(graph, target=target, weights=source, max_model_len=max_model_len)
     nodes = count_nodes(model)
+    subject = Subject(graph=graph, target=target, weights=source, max_model_len=max_model_len)
+    plan = plan_trial(subject, judged=judge is not None) if check or judge is not None else None
     beside = None if spec is None else tokenizer_files(spec, tokenizer)
     with staged(out) as stage:
+        started = time.perf_counter()
         write(model, stage, progress)
-        checks = check_structure(stage / MODEL)
-        if check:
-            checks += _checked(graph, source, stage / MODEL, target, max_model_len)
+        written = time.perf_counter()
+        structure = check_structure(stage / MODEL, has_data=subject.has_data)
+        found = Outcome()
+        if plan is not None:
+            found = check_export(stage / MODEL, subject, plan, judge=judge, run=check, progress=progress)
+        checked = time.perf_counter()
         report = ExportReport(
             name=graph.name,
             dtype=target.dtype,
@@ -99,7 +104,11 @@ def export(
             nodes=nodes,
             caches=cache_inputs(ctx),
             choices=_choices(ctx),
-            checks=tuple(checks),
+            checks=(structure, *found.lines),
+            comparisons=found.comparisons,
+            seconds_writing=written - started,
+            seconds_checking=checked - written,
+            check_peak_bytes=found.peak_bytes,
             notes=_notes(ctx, beside),
         )
         write_contract(stage, model, graph, report, target=asdict(target), spec=spec, tokenizer=beside)
@@ -118,22 +127,6 @@ def _weight_source(graph: Graph, weights: Path | None, seed: int, target: Target
 
 def _weight_bytes(graph: Graph, dtype: str) -> int:
     return sum(param_bytes(param, dtype) for param in graph.params().values())
-
-
-def _checked(graph: Graph, source: WeightSource, path: Path, target: Target, max_model_len: int) -> list[str]:
-    """Run the file; one in bfloat16, which no CPU kernel takes, is judged by the same graph in float32."""
-    if target.dtype != "bfloat16":
-        return check_runs(path, graph)
-    needed = _weight_bytes(graph, "float32")
-    if needed >= _TWIN_LIMIT_BYTES:
-        return [f"not run: onnxruntime's CPU has no bfloat16, and a float32 twin would be {gib(needed)}"]
-    with tempfile.TemporaryDirectory(prefix="archc-export-") as folder:
-        twin, _ = lower_graph(
-            graph, target=replace(target, provider="cpu", dtype="float32"), weights=source, max_model_len=max_model_len
-        )
-        write(twin, Path(folder))
-        lines = check_runs(Path(folder) / MODEL, graph)
-    return [f"float32 twin, because onnxruntime's CPU has no bfloat16: {line}" for line in lines]
 
 
 def _choices(ctx: Lowering) -> tuple[Choice, ...]:
