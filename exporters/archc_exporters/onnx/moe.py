@@ -10,7 +10,7 @@ import onnx_ir as ir
 from archc.ir.values import Node
 from archc.ops import moe as ops
 from archc.ops.elementwise import GatedActivation
-from archc_exporters.onnx.context import MS, Lowering
+from archc_exporters.onnx.context import KEEP_FLOAT, MS, Lowering
 from archc_exporters.onnx.elementwise import activate, gated
 from archc_exporters.onnx.weights import Array
 
@@ -32,6 +32,7 @@ def route(ctx: Lowering, node: Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     weight = ctx.weight(
         node, "weight", tag="transposed", shape=(inner, op.num_experts), dtype=FLOAT, transform=lambda w: w.T
     )
+    weight.meta[KEEP_FLOAT] = "a router, whose choice of experts a rounded score would change"
     logits = ctx.op("MatMul", ctx.cast(x, FLOAT), weight)
     if op.bias:
         logits = ctx.op("Add", logits, ctx.weight(node, "bias", dtype=FLOAT))
@@ -201,7 +202,11 @@ def _every_expert(
     h = ctx.op("Reshape", middle, ctx.ints(-1, count, inner))
     h = ctx.op("Reshape", ctx.op("Mul", h, ctx.op("Unsqueeze", share, ctx.ints(2))), ctx.ints(-1, wide))
     y = ctx.op("MatMul", h, ctx.weight(node, "down_proj", tag="wide", shape=(wide, width), transform=out_of))
-    return ctx.op("Add", y, ctx.op("MatMul", share, ctx.weight(node, "down_proj_bias"))) if op.bias else y
+    if not op.bias:
+        return y
+    biases = ctx.weight(node, "down_proj_bias")
+    biases.meta[KEEP_FLOAT] = "biases of experts"
+    return ctx.op("Add", y, ctx.op("MatMul", share, biases))
 
 
 def _scattered(ctx: Lowering, op: ops.Experts, chosen: ir.Value, numbers: ir.Value, elsewhere: float) -> ir.Value:

@@ -20,6 +20,40 @@ MODEL_DTYPES = ("float16", "float32", "bfloat16")
 ONNXRUNTIME = (1, 31)
 """The version that files are made for; newer ones read them too."""
 
+WEIGHT_BITS = (4, 8)
+BLOCK_SIZES = (16, 32, 64, 128)
+"""Of MatMulNBits; CUDA's kernel for one token fails at 256."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """Weights as integers in blocks of inputs, each block with its scale.
+
+    Attributes:
+        bits: of a weight, 4 or 8.
+        block_size: inputs that share a scale, 16 to 128; halved for a weight whose inputs don't divide by it.
+        symmetric: no zero points; a block's numbers lie around zero.
+        embedding: also the token table. None: only where the head reads the same table, because a token reads one row of
+            it, so that nothing is gained but bytes.
+        head: also the matrix that makes logits; every token reads all of it.
+        smallest_side: matrices with a side below it stay in float. They are few bytes, and often gates or decays, which
+            pass through an exponential.
+    """
+
+    bits: int
+    block_size: int = 32
+    symmetric: bool = True
+    embedding: bool | None = None
+    head: bool = True
+    smallest_side: int = 128
+
+    def __post_init__(self) -> None:
+        if self.bits not in WEIGHT_BITS:
+            raise ArchcError(f"weights of {self.bits} bits can't be exported; legal: int4, int8")
+        if self.block_size not in BLOCK_SIZES:
+            legal = ", ".join(str(size) for size in BLOCK_SIZES)
+            raise ArchcError(f"blocks of {self.block_size} weights can't be exported; legal: {legal}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -32,6 +66,7 @@ class Target:
         batched_chunks: several new tokens over a past at batch > 1 must work; GroupQueryAttention refuses them.
         sliding_window_cache: windows by GroupQueryAttention's own rolling cache instead of archc's ring.
         prune_head: logits of each row's last valid token only, (batch, 1, vocab_size).
+        quant: integer weights; None leaves them in ``dtype``.
         onnxruntime: (major, minor) of the oldest version that must run the file.
     """
 
@@ -41,6 +76,7 @@ class Target:
     batched_chunks: bool = False
     sliding_window_cache: bool = False
     prune_head: bool = False
+    quant: Quantization | None = None
     onnxruntime: tuple[int, int] = ONNXRUNTIME
 
     def __post_init__(self) -> None:
