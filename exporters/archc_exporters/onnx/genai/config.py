@@ -1,0 +1,136 @@
+"""``genai_config.json``: how onnxruntime-genai finds a file's inputs and outputs, and when it stops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archc.errors import ArchcError
+from archc.graph.graph import Graph
+from archc_exporters.onnx.genai.support import attention_nodes
+from archc_exporters.onnx.target import Target
+from archc_exporters.onnx.tokenizer_files import CONFIG, TOKENIZER, TokenizerFiles
+from archc_exporters.onnx.write import MODEL
+
+GENAI_CONFIG = "genai_config.json"
+
+
+def special_ids(roles: Mapping[str, list[int]]) -> dict[str, int | list[int]]:
+    """The ids that its runtime needs: of the end of a text, several in a list, of padding, of the beginning where known.
+
+    Raises:
+        ArchcError: nothing says which id ends a text.
+    """
+    ends = roles.get("eos", [])
+    if not ends:
+        raise ArchcError(
+            "genai_config.json needs the id that ends a text: state tokenizer.eos_token_id in the spec "
+            "(--set tokenizer.eos_token_id=ID), or hand over a tokenizer that names it (--tokenizer DIR)"
+        )
+    found: dict[str, int | list[int]] = {
+        "eos_token_id": ends if len(ends) > 1 else ends[0],
+        "pad_token_id": (roles.get("pad") or ends)[0],
+    }
+    if roles.get("bos"):
+        found["bos_token_id"] = roles["bos"][0]
+    return found
+
+
+def genai_config(
+    graph: Graph, target: Target, *, max_model_len: int, special: Mapping[str, int | list[int]]
+) -> dict[str, Any]:
+    """The configuration of a file with the inputs of ``inputs.lengths``.
+
+    Past and present share a buffer of ``max_length`` rows, which callers should set to what they need: it is allocated
+    whole. The type is the one that runs any decoder by its inputs and outputs, so no model's name is needed.
+    """
+    heads = [op for _, _, op in attention_nodes(graph)]
+    options = [] if target.provider == "cpu" else [{target.provider: {}}]
+    decoder: dict[str, Any] = {
+        "session_options": {"log_id": "onnxruntime-genai", "provider_options": options},
+        "filename": MODEL,
+        "num_hidden_layers": graph.num_layers,
+        # Layers that differ are found by the shapes of the file's inputs.
+        "num_attention_heads": max((op.num_heads for op in heads), default=0),
+        "num_key_value_heads": heads[0].num_kv_heads if heads else 0,
+        "head_size": heads[0].key_dim if heads else 0,
+        "inputs": {
+            "input_ids": "input_ids",
+            "attention_mask": "attention_mask",
+            "position_ids": "position_ids",
+            "past_key_names": "past_key_values.%d.key",
+            "past_value_names": "past_key_values.%d.value",
+            "past_conv_names": "past_key_values.%d.conv_state",
+            "past_recurrent_names": "past_key_values.%d.recurrent_state",
+        },
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+            "present_conv_names": "present.%d.conv_state",
+            "present_recurrent_names": "present.%d.recurrent_state",
+        },
+    }
+    if target.sliding_window_cache:
+        decoder |= _sliding_window(graph)
+    return {
+        "model": {
+            "type": "decoder",
+            "vocab_size": graph.vocab_size,
+            "context_length": max_model_len,
+            **special,
+            "decoder": decoder,
+        },
+        "search": {"max_length": max_model_len, "past_present_share_buffer": True, "do_sample": False},
+    }
+
+
+def _sliding_window(graph: Graph) -> dict[str, Any]:
+    """Which layers have a rolling cache of a window's rows; its runtime allocates one size for all of them.
+
+    Raises:
+        ArchcError: windows differ in length.
+    """
+    windows = {scope: op.window for scope, _, op in attention_nodes(graph) if op.window is not None}
+    sizes = set(windows.values())
+    if len(sizes) > 1:
+        raise ArchcError(
+            f"{graph.name}: windows of {', '.join(map(str, sorted(filter(None, sizes))))} tokens can't share one size of rolling "
+            "cache in onnxruntime-genai; leave --sliding-window-cache out"
+        )
+    if not windows:
+        return {}
+    return {
+        "sliding_window": {
+            "window_size": sizes.pop(),
+            "slide_key_value_cache": False,
+            "slide_inputs": False,
+            "layers": [int(part) for scope in windows for part in scope.split(".") if part.isdigit()],
+        }
+    }
+
+
+def write_genai(
+    stage: Path, graph: Graph, target: Target, *, max_model_len: int, tokenizer: TokenizerFiles | None
+) -> list[str]:
+    """Write ``genai_config.json`` into a folder with the model, and a ``tokenizer_config.json`` where its tokenizer lacks one.
+
+    Returns what a user should know.
+
+    Raises:
+        ArchcError: no id ends a text, or windows differ where they should roll.
+    """
+    roles = tokenizer.special_token_ids if tokenizer else {}
+    config = genai_config(graph, target, max_model_len=max_model_len, special=special_ids(roles))
+    (stage / GENAI_CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    files = tokenizer.files if tokenizer else {}
+    if TOKENIZER in files and CONFIG not in files:
+        (stage / CONFIG).write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n", encoding="utf-8")
+    notes = ["inputs are onnxruntime-genai's: attention_mask and position_ids, rows padded on the right"]
+    if not roles.get("pad"):
+        notes.append("the spec states no tokenizer.pad_token_id: batches are padded with the id that ends a text")
+    if TOKENIZER not in files:
+        notes.append("no tokenizer is written: onnxruntime-genai generates from ids")
+    return notes
