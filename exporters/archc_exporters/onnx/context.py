@@ -7,7 +7,7 @@ group ``archc.onnx``. It appends nodes through ``ctx``; names come from the scop
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +19,9 @@ from archc.ir.values import MODEL_DTYPE, Node, Param, State
 from archc_exporters.onnx.states import LENGTHS, onnx_state_names, present_name
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.weights import DTYPES, NUMPY_DTYPES, Array, Transform, WeightSource, lazy_tensor
+
+if TYPE_CHECKING:
+    from archc_exporters.onnx.quantize import QuantizedWeights
 
 MS = "com.microsoft"
 OPSETS = {"": 24, MS: 1}
@@ -49,6 +52,8 @@ class Lowering:
         """(op name, form and reason) -> how many nodes were lowered so."""
         self.remarks: list[str] = []
         """What a user of the file should know; each once."""
+        self.quantization: QuantizedWeights | None = None
+        """What the target's quantisation made of the weights."""
         self.scope = self.path = self._op_name = ""
         self._root_nodes = self.nodes
         self.state_names = onnx_state_names(graph)
