@@ -9,6 +9,7 @@ from archc._version import __version__
 if TYPE_CHECKING:
     from archc.estimation.estimate import estimate
     from archc.expansion import expand
+    from archc.runtime import load
     from archc.spec.load import load_spec, loads_spec
     from archc.torch_backend.build import build, cast, init, new_cache
     from archc.torch_backend.step import Step
@@ -22,6 +23,7 @@ __all__ = [
     "estimate",
     "expand",
     "init",
+    "load",
     "load_spec",
     "load_weights",
     "loads_spec",
@@ -35,6 +37,7 @@ _HOMES = {
     "estimate": "archc.estimation.estimate",
     "expand": "archc.expansion",
     "init": "archc.torch_backend.build",
+    "load": "archc.runtime",
     "load_spec": "archc.spec.load",
     "load_weights": "archc.torch_backend.weights",
     "loads_spec": "archc.spec.load",

@@ -26,7 +26,7 @@ FAMILIES = (
     "score",
     "checkpoint",
 )
-"""Families whose members a spec names; ``op``, ``torch``, ``onnx`` and ``exporter`` are reached by code."""
+"""Families whose members a spec names; ``torch``, ``onnx``, ``exporter`` and ``runtime`` are reached by code."""
 
 _extra: dict[tuple[str, str], Any] = {}
 _loaded: dict[tuple[str, str], Any] = {}

@@ -28,6 +28,7 @@ GROUPS = {
     "archc.torch",
     "archc.onnx",
     "archc.exporter",
+    "archc.runtime",
 }
 """A promise to authors of plugins: a group may be added here, never renamed or removed."""
 

@@ -1,0 +1,183 @@
+"""One batch of sequences on a session: caches that lie still while the model reads and writes them, call after call.
+
+Past and present of a cache are one buffer wherever the file allows it. Where a node may read the past after the present is
+written (``in_place`` is false: rings, columns of a convolution, all of fixed size), two buffers take turns. So nothing that
+grows with the context is ever copied, and no buffer is made after the first call but one for logits of a longer chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime as ort
+
+from archc_exporters.runtime.buffers import Array, Block, View, numpy_dtype
+from archc_exporters.runtime.folder import Cache, Contract
+from archc_exporters.runtime.provider import Provider
+
+
+class Engine:
+    """``batch`` sequences in caches of ``capacity`` rows, all empty at first.
+
+    ``lengths`` (batch,) are the tokens that each row holds.
+    """
+
+    def __init__(
+        self, session: ort.InferenceSession, contract: Contract, *, batch: int, capacity: int, device: Provider = "cpu"
+    ) -> None:
+        self._session, self._contract, self._device = session, contract, device
+        self.batch, self.capacity = batch, capacity
+        self.lengths: Array = np.zeros(batch, np.int64)
+        self._kept = [_Kept(session, cache, batch=batch, capacity=capacity, device=device) for cache in contract.caches]
+        self._binding = session.io_binding()
+        self._logits = _Logits(session, contract, device)
+        self._zeros: dict[tuple[int, ...], Array] = {}
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the buffers, second ones included."""
+        return sum(block.count_bytes for kept in self._kept for block in kept.blocks)
+
+    def caches(self) -> dict[str, View]:
+        """Input's name -> what the next call will read."""
+        return {kept.cache.input: kept.past() for kept in self._kept}
+
+    def step(self, input_ids: Array, valid: Array | None = None, *, wanted: bool = True) -> Array | None:
+        """Feed new tokens (batch, seq), of which ``valid`` (batch,) a row are no padding.
+
+        Returns the logits of each row's last valid token, (batch, vocab_size), good until the next call; None unless
+        ``wanted``. A row without valid tokens has logits that mean nothing.
+        """
+        for kept in self._kept:
+            kept.bind(self._binding)
+        logits = self._run(self._binding, input_ids, self.lengths, valid, wanted)
+        for kept in self._kept:
+            kept.turn()
+        self.lengths += input_ids.shape[1] if valid is None else valid
+        return logits
+
+    def step_row(self, row: int, input_ids: Array, *, wanted: bool = True) -> Array | None:
+        """Feed new tokens (1, seq) to one row and leave the others alone. Logits are (1, vocab_size)."""
+        binding = self._session.io_binding()
+        pairs = [kept.bind_row(binding, row) for kept in self._kept]
+        logits = self._run(binding, input_ids, self.lengths[row : row + 1], None, wanted)
+        for past, present in pairs:
+            if past is not present:
+                past.take(present)
+        self.lengths[row] += input_ids.shape[1]
+        return logits
+
+    def _run(
+        self, binding: ort.IOBinding, input_ids: Array, lengths: Array, valid: Array | None, wanted: bool
+    ) -> Array | None:
+        for name, value in self._inputs(input_ids, lengths, valid).items():
+            binding.bind_cpu_input(name, value)
+        rows, seq = input_ids.shape
+        if wanted:
+            self._logits.bind(binding, rows, seq)
+        elif binding is self._binding:
+            # Outputs stay bound from call to call, and those that nobody wants would be copied.
+            binding.clear_binding_outputs()
+            for kept in self._kept:
+                kept.bind(binding)
+        self._session.run_with_iobinding(binding)
+        return self._logits.last(rows, seq, valid) if wanted else None
+
+    def _inputs(self, input_ids: Array, lengths: Array, valid: Array | None) -> Mapping[str, Array]:
+        rows, seq = input_ids.shape
+        kv_length = lengths + seq
+        inputs: dict[str, Array] = {
+            "input_ids": np.ascontiguousarray(input_ids, np.int64),
+            "past_length": lengths.copy(),
+            "seq_length": np.full(rows, seq, np.int64) if valid is None else np.ascontiguousarray(valid, np.int64),
+            "kv_length": kv_length,
+            "max_length": kv_length.max(keepdims=True),
+        }
+        for name in self._contract.further_inputs():
+            inputs[name] = self._zeros.setdefault((rows, seq), np.zeros((rows, seq), np.int64))
+        return inputs
+
+
+class _Kept:
+    """One cache: a buffer, or two that take turns."""
+
+    def __init__(
+        self, session: ort.InferenceSession, cache: Cache, *, batch: int, capacity: int, device: Provider
+    ) -> None:
+        self.cache, self._session = cache, session
+        shape = cache.allocated(batch=batch, capacity=capacity)
+        row_bytes = cache.bytes_per_sequence + cache.bytes_per_token * capacity
+        self.blocks = [Block(batch * row_bytes, device) for _ in range(1 if cache.in_place else 2)]
+        self._views = [View(session, block, cache.dtype, shape) for block in self.blocks]
+        self._row_shape, self._row_bytes = (1, *shape[1:]), row_bytes
+        self._at = 0
+
+    def past(self) -> View:
+        return self._views[self._at]
+
+    def present(self) -> View:
+        return self._views[self._at - 1]
+
+    def bind(self, binding: ort.IOBinding) -> None:
+        binding.bind_ortvalue_input(self.cache.input, self.past().value)
+        binding.bind_ortvalue_output(self.cache.output, self.present().value)
+
+    def bind_row(self, binding: ort.IOBinding, row: int) -> tuple[View, View]:
+        """Bind one row as a batch of one. Returns its past and its present, which are one where the cache is in place."""
+        past = self._row(self._at, row)
+        present = past if self.cache.in_place else self._row(self._at - 1, row)
+        binding.bind_ortvalue_input(self.cache.input, past.value)
+        binding.bind_ortvalue_output(self.cache.output, present.value)
+        return past, present
+
+    def turn(self) -> None:
+        """What was the present is the past of the next call."""
+        self._at = len(self.blocks) - 1 - self._at
+
+    def _row(self, at: int, row: int) -> View:
+        block = self.blocks[at]
+        return View(self._session, block, self.cache.dtype, self._row_shape, row * self._row_bytes)
+
+
+class _Logits:
+    """Where logits are written, and how a row of them is read."""
+
+    def __init__(self, session: ort.InferenceSession, contract: Contract, device: Provider) -> None:
+        output = contract.outputs[0]
+        self._session = session
+        self._device: Provider = device
+        self._name, self._dtype, self._pruned = output.name, output.dtype, output.shape[1] == 1
+        self._width, self._itemsize = int(output.shape[2]), numpy_dtype(output.dtype).itemsize
+        self._block = Block(0, device)
+        self._views: dict[tuple[int, int], View] = {}
+
+    def bind(self, binding: ort.IOBinding, rows: int, seq: int) -> None:
+        binding.bind_ortvalue_output(self._name, self._view(rows, seq).value)
+
+    def last(self, rows: int, seq: int, valid: Array | None) -> Array:
+        """Of each row's last valid token, (rows, width)."""
+        if self._pruned or seq == 1:
+            return self._view(rows, seq).numpy()[:, 0]
+        at = np.full(rows, seq - 1) if valid is None else np.maximum(np.asarray(valid) - 1, 0)
+        if self._device == "cpu":
+            return self._view(rows, seq).numpy()[np.arange(rows), at]
+        # One line of a row is copied to the host, not a whole chunk of them.
+        size = self._width * self._itemsize
+        lines = [
+            View(self._session, self._block, self._dtype, (1, self._width), (row * seq + int(column)) * size).numpy()
+            for row, column in enumerate(at)
+        ]
+        return np.concatenate(lines)
+
+    def _view(self, rows: int, seq: int) -> View:
+        columns = 1 if self._pruned else seq
+        found = self._views.get((rows, columns))
+        if found is None:
+            needed = rows * columns * self._width * self._itemsize
+            if needed > self._block.count_bytes:
+                self._block = Block(needed, self._device)
+                self._views.clear()
+            found = View(self._session, self._block, self._dtype, (rows, columns, self._width))
+            self._views[rows, columns] = found
+        return found
