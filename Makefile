@@ -48,4 +48,4 @@ schema: $(STAMP)
 	$(BIN)/python docs/reference.py
 
 clean:
-	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .genai-venv $(OUT) .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,76 @@
+"""onnxruntime-genai generates what archc's own file does, for every architecture that its runtime can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.genai.conftest import PROMPT, RAGGED, STEPS, Pair, Runner
+from tests.genai.specs import SPECS
+
+pytestmark = [pytest.mark.genai, pytest.mark.onnx, pytest.mark.torch]
+
+Pairs = Callable[..., Pair]
+LENGTH = max(map(len, RAGGED))
+
+
+def padded(end: int) -> list[list[int]]:
+    return [[*row, *[end] * (LENGTH - len(row))] for row in RAGGED]
+
+
+def assert_same(run: Any, pair: Pair, rows: int, *, tolerance: float = 2e-5) -> None:
+    """Equal tokens, and before each of them logits that are as close as two orders of summation make them."""
+    assert run.logits.shape == (STEPS, rows, pair.logits.shape[-1])
+    scale = np.abs(pair.logits).max()
+    assert np.abs(run.logits - pair.logits[:, :rows]).max() <= tolerance * scale
+    np.testing.assert_array_equal(run.tokens[:, -STEPS:], pair.tokens[:rows])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_greedy_tokens_are_those_of_archcs_own_file(name: str, pair: Pairs, genai: Runner):
+    made = pair(name)
+    assert len(np.unique(made.tokens)) > 2, "a run that repeats one token shows little"
+    assert_same(genai(made.genai, PROMPT, max_length=LENGTH + STEPS), made, 1)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_ragged_batch_is_padded_on_the_right(name: str, pair: Pairs, genai: Runner):
+    made = pair(name)
+    assert_same(genai(made.genai, padded(made.end), max_length=LENGTH + STEPS), made, 2)
+
+
+@pytest.mark.parametrize("name", ["windows and sinks", "odd heads", "gated deltanet hybrid"])
+def test_a_prompt_in_chunks_and_one_in_two_turns_give_the_same(name: str, pair: Pairs, genai: Runner):
+    made = pair(name)
+    assert_same(genai(made.genai, PROMPT, max_length=LENGTH + STEPS, chunk_size=3), made, 1)
+    first, second = [PROMPT[0][:4]], [PROMPT[0][4:]]
+    assert_same(genai(made.genai, second, before=[first], max_length=LENGTH + STEPS), made, 1)
+
+
+@pytest.mark.parametrize("name", ["llama", "windows and sinks", "gated deltanet hybrid"])
+def test_buffers_that_grow_give_the_same_where_attention_is_group_query(name: str, pair: Pairs, genai: Runner):
+    made = pair(name)
+    run = genai(made.genai, padded(made.end), max_length=LENGTH + STEPS, past_present_share_buffer=False)
+    assert_same(run, made, 2)
+
+
+@pytest.mark.parametrize("name", ["llama", "kda hybrid"])
+def test_logits_of_the_last_token_alone_are_enough(name: str, pair: Pairs, genai: Runner):
+    made = pair(name, prune_head=True)
+    assert_same(genai(made.genai, padded(made.end), max_length=LENGTH + STEPS), made, 2)
+
+
+def test_a_file_in_float16_runs(pair: Pairs, genai: Runner):
+    made = pair("windows and sinks", dtype="float16")
+    run = genai(made.genai, PROMPT, max_length=LENGTH + STEPS)
+    assert np.abs(run.logits[0] - made.logits[0, :1]).max() <= 5e-3 * np.abs(made.logits).max()
+
+
+def test_rolling_windows_give_the_same_and_refuse_ragged_prompts(pair: Pairs, genai: Runner):
+    made = pair("windows and sinks", sliding_window_cache=True)
+    assert_same(genai(made.genai, PROMPT, max_length=LENGTH + STEPS), made, 1)
+    with pytest.raises(RuntimeError, match="seqlens_k"):
+        genai(made.genai, padded(made.end), max_length=LENGTH + STEPS)
