@@ -29,6 +29,16 @@ from archc.cli.options import (
     help="A safetensors file, or a folder of shards. Default: random weights.",
 )
 @click.option(
+    "--no-weights",
+    is_flag=True,
+    help="Write the graph alone: its weights have their places in model.onnx.data, which stays unwritten.",
+)
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Write into a folder that holds something else than an export. Files of an export's names are replaced.",
+)
+@click.option(
     "--provider",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
@@ -61,6 +71,11 @@ from archc.cli.options import (
     help="A tokenizer.json to put beside the model, or a folder with one. Default: the spec's.",
 )
 @click.option("--no-check", is_flag=True, help="Do not run the written file.")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Compare the written file with torch on the same weights: prefill, a chunk, rows of two lengths, 32 decode steps.",
+)
 @set_option
 @json_option
 def command(
@@ -70,27 +85,29 @@ def command(
     dtype: str,
     tokenizer: str | None,
     no_check: bool,
+    verify: bool,
     overrides: tuple[str, ...],
     as_json: bool,
     **choices: Any,
 ) -> None:
     """A fused ONNX model of SPEC for onnxruntime, with its caches as inputs and outputs."""
     require_extra("onnx", ("onnx", "onnx_ir", "onnxruntime", "numpy", "ml_dtypes"), "archc export")
+    if verify:
+        require_extra("torch", ("torch",), "archc export --verify")
+        if no_check:
+            raise click.UsageError("--verify runs the written file, --no-check forbids it")
     from pathlib import Path
 
     from archc import registry
     from archc.cli.export_text import print_report
-    from archc.cli.files import require_disk
     from archc.cli.progress import progress_bar
-    from archc.estimation.estimate import estimate
     from archc.expansion import expand
     from archc.spec.resolved import resolved
 
     described = resolved(spec, overrides)
     graph = expand(described.spec)
-    require_disk(Path(output), estimate(graph, dtype=dtype).weights.bytes)
     export = registry.load("exporter", "onnx")
-    with progress_bar("writing") as progress:
+    with progress_bar("exporting") as progress:
         report = export(
             graph,
             Path(output),
@@ -99,6 +116,7 @@ def command(
             spec=described,
             tokenizer=None if tokenizer is None else Path(tokenizer),
             check=not no_check,
+            judge=_compare if verify else None,
             progress=progress,
             **choices,
         )
@@ -106,3 +124,10 @@ def command(
         print_json(report.to_json())
     else:
         print_report(report.to_json())
+
+
+def _compare(file: Any) -> Any:
+    """The judge of --verify. Torch is imported when the file has been written."""
+    from archc.testing.torch_judge import judge
+
+    return judge(file)

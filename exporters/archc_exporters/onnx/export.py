@@ -16,6 +16,7 @@ from archc_exporters.onnx.check import Judge, Outcome, Subject, check_export, pl
 from archc_exporters.onnx.checkpoint import SafetensorsWeights
 from archc_exporters.onnx.context import OPSETS, Lowering
 from archc_exporters.onnx.contract import write_contract
+from archc_exporters.onnx.folder import staged
 from archc_exporters.onnx.lower import IR_VERSION, lower_graph
 from archc_exporters.onnx.report import (
     Choice,
@@ -25,12 +26,12 @@ from archc_exporters.onnx.report import (
     count_nodes,
     notes,
 )
-from archc_exporters.onnx.sources import RandomWeights
+from archc_exporters.onnx.sources import NoWeights, RandomWeights
 from archc_exporters.onnx.structure import check_structure
 from archc_exporters.onnx.target import Io, Provider, Target
 from archc_exporters.onnx.tokenizer_files import TokenizerFiles, tokenizer_files
 from archc_exporters.onnx.weights import WeightSource
-from archc_exporters.onnx.write import MODEL, Progress, staged, write
+from archc_exporters.onnx.write import DATA, MODEL, Progress, write
 
 
 def export(
@@ -44,18 +45,21 @@ def export(
     sliding_window_cache: bool = False,
     prune_head: bool = False,
     weights: Path | None = None,
+    no_weights: bool = False,
     seed: int = 0,
     max_model_len: int | None = None,
     spec: Resolved | None = None,
     tokenizer: Path | None = None,
+    overwrite: bool = False,
     check: bool = True,
     judge: Judge | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Write ``model.onnx``, ``model.onnx.data`` and ``archc.json``; what was there before stays until the new are whole.
+    """Write ``model.onnx``, ``model.onnx.data`` and ``archc.json``; an earlier export stays until the new one is whole.
 
     Without ``weights`` they are random, seeded by name; with it a safetensors file or a folder of them, under the names of
-    ``graph.params()``. ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``, or 4096.
+    ``graph.params()``; with ``no_weights`` their file is referred to and not written. ``overwrite`` allows a folder that holds
+    files and no export. ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``, or 4096.
     With ``spec``, that of the graph, ``spec.yaml`` and its tokenizer are written too; ``tokenizer`` is a tokenizer.json that
     takes its place, or a folder with one. ``check`` runs the file on onnxruntime's CPU in a process of its own, where memory
     holds it; without it only the structure is checked. ``judge`` compares the file with something else.
@@ -76,15 +80,17 @@ def export(
         max_model_len = graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
     if max_model_len < 1:
         raise ArchcError(f"max_model_len should be positive (found {max_model_len})")
-    source = _weight_source(graph, weights, seed, target)
+    if weights is not None and no_weights:
+        raise ArchcError(f"either weights ({weights}) or no weights can be asked for, not both")
+    source = NoWeights() if no_weights else _weight_source(graph, weights, seed, target)
     model, ctx = lower_graph(graph, target=target, weights=source, max_model_len=max_model_len)
     nodes = count_nodes(model)
     subject = Subject(graph=graph, target=target, weights=source, max_model_len=max_model_len)
     plan = plan_trial(subject, judged=judge is not None) if check or judge is not None else None
     beside = None if spec is None else tokenizer_files(spec, tokenizer)
-    with staged(out) as stage:
+    with staged(out, overwrite=overwrite) as stage:
         started = time.perf_counter()
-        write(model, stage, progress)
+        data_bytes = write(model, stage, progress, has_data=subject.has_data)
         written = time.perf_counter()
         structure = check_structure(stage / MODEL, has_data=subject.has_data)
         found = Outcome()
@@ -109,7 +115,7 @@ def export(
             seconds_writing=written - started,
             seconds_checking=checked - written,
             check_peak_bytes=found.peak_bytes,
-            notes=_notes(ctx, beside),
+            notes=(*_notes(ctx, beside), *([_absent(data_bytes)] if no_weights else [])),
         )
         write_contract(stage, model, graph, report, target=asdict(target), spec=spec, tokenizer=beside)
     return report
@@ -117,6 +123,10 @@ def export(
 
 def _notes(ctx: Lowering, tokenizer: TokenizerFiles | None) -> tuple[str, ...]:
     return (*notes(ctx), *([tokenizer.note] if tokenizer and tokenizer.note else []))
+
+
+def _absent(data_bytes: int) -> str:
+    return f"{DATA} is not written: {data_bytes} bytes, which another export of the same graph puts at the same offsets"
 
 
 def _weight_source(graph: Graph, weights: Path | None, seed: int, target: Target) -> WeightSource:

@@ -54,7 +54,7 @@ def _draw(rng: np.random.Generator, param: Param, count: int) -> Array:
 
 
 class NoWeights:
-    """For a file whose data are not written: shapes and names are all it needs.
+    """For a file whose data are not written: names, shapes and dtypes are all it needs.
 
     Raises (when read):
         ArchcError: something wants numbers all the same.

@@ -1,84 +1,96 @@
-"""Files on disk: written beside their destination, checked there, and moved into place when they are whole."""
+"""``model.onnx`` and ``model.onnx.data``: where every weight lies, and its bytes, a few MiB in memory at a time."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
 from archc.errors import ArchcError
+from archc.units import gib
 
 MODEL, DATA = "model.onnx", "model.onnx.data"
 _INLINE_BYTES = 1024
+_ALIGNMENT_BYTES = 64
+"""A cache line: kernels may read a mapped weight where it lies."""
+_PAGE_BYTES, _PAGED_BYTES = 4096, 1 << 20
+"""Tensors above 1 MiB begin a page, as the format asks of files that are mapped; smaller ones would waste it."""
 Progress = Callable[[str, int, int], None]
 """Called with a tensor's name, its number from 1 and how many there are."""
 
 
-@contextmanager
-def staged(out: Path) -> Iterator[Path]:
-    """A folder inside ``out`` whose files replace those of ``out`` when the block ends well, and vanish otherwise.
+def write(model: ir.Model, folder: Path, progress: Progress | None = None, *, has_data: bool = True) -> int:
+    """``model.onnx`` with its weights in ``model.onnx.data``; with ``has_data`` false they have places there and no bytes.
+
+    Returns the bytes of the data file. Places depend on names, shapes and dtypes alone, so that another export can write the
+    data later. Small constants (shapes, axes) stay in the model file, where shape inference can read them.
 
     Raises:
-        ArchcError: ``out`` can't be made or written.
+        ArchcError: the disk has no room, or a weight can't be read or held.
+        OSError: writing failed all the same.
     """
-    fresh = not out.exists()
+    stored = {value: tensor for value in model.graph.initializers.values() if (tensor := _external(value)) is not None}
+    places = _places(list(stored.values()), folder)
+    data_bytes = max(((place.offset or 0) + (place.length or 0) for place in places), default=0)
+    if has_data:
+        _require_disk(folder, data_bytes)
+        _write_data(list(stored.values()), places, folder / DATA, progress)
+    for value, place in zip(stored, places, strict=True):
+        value.const_value = place
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=".archc-export-", dir=out))
-    except OSError as error:
-        raise ArchcError(f"{out} can't be written: {error}") from error
-    try:
-        yield stage
-        # The data first and the model last: a model file never stands beside data that is not whole.
-        for path in sorted(stage.iterdir(), key=lambda path: (path.name == MODEL, path.name != DATA, path.name)):
-            _move(path, out / path.name)
-    except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
-        if fresh and not any(out.iterdir()):
-            out.rmdir()
-        raise
-    shutil.rmtree(stage, ignore_errors=True)
-
-
-def _move(source: Path, target: Path) -> None:
-    try:
-        os.replace(source, target)
-    except OSError as error:
-        raise ArchcError(f"{target} can't be replaced: {error}") from error
-
-
-def write(model: ir.Model, folder: Path, progress: Progress | None = None) -> None:
-    """``model.onnx`` with its weights in ``model.onnx.data``, one tensor in memory at a time.
-
-    Small constants (shapes, axes) stay in the model file, where shape inference can read them.
-
-    Raises:
-        ArchcError: the disk is full, or a weight can't be read or held.
-    """
-    stored = [value for value in model.graph.initializers.values() if _is_external(value)]
-    tensors = [value.const_value for value in stored]
-
-    def report(tensor: ir.TensorProtocol, info: ir.external_data.CallbackInfo) -> None:
-        if progress is not None:
-            progress(tensor.name or "", info.index + 1, info.total)
-
-    try:
-        external = ir.external_data.convert_tensors_to_external(
-            [tensor for tensor in tensors if tensor is not None], folder, DATA, callback=report
-        )
-        for value, tensor in zip(stored, external, strict=True):
-            value.const_value = tensor
         ir.save(model, folder / MODEL)
     except OSError as error:
-        raise ArchcError(f"{folder.parent}: writing the model failed: {error}") from error
+        raise _naming(error, folder / MODEL) from error
+    return data_bytes
 
 
-def _is_external(value: ir.Value) -> bool:
+def _external(value: ir.Value) -> ir.TensorProtocol | None:
+    """The tensor of an initializer whose bytes lie in the data file: every weight, and constants that are not small."""
     tensor = value.const_value
-    assert tensor is not None
-    return isinstance(tensor, ir.LazyTensor) or tensor.nbytes > _INLINE_BYTES
+    assert tensor is not None, f"{value.name} has no value"
+    return tensor if isinstance(tensor, ir.LazyTensor) or tensor.nbytes > _INLINE_BYTES else None
+
+
+def _places(tensors: Sequence[ir.TensorProtocol], folder: Path) -> list[ir.ExternalTensor]:
+    """Where each lies, in their order."""
+    places: list[ir.ExternalTensor] = []
+    end = 0
+    for tensor in tensors:
+        step = _PAGE_BYTES if tensor.nbytes > _PAGED_BYTES else _ALIGNMENT_BYTES
+        offset = -(-end // step) * step
+        end = offset + tensor.nbytes
+        assert isinstance(tensor.shape, ir.Shape)
+        place = ir.ExternalTensor(
+            DATA, offset, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name or "", base_dir=folder
+        )
+        places.append(place)
+    return places
+
+
+def _require_disk(folder: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        raise ArchcError(
+            f"the weights take {gib(needed_bytes)}, the disk of {folder.parent} has {gib(free_bytes)} free"
+        )
+
+
+def _write_data(
+    tensors: Sequence[ir.TensorProtocol], places: Sequence[ir.ExternalTensor], path: Path, progress: Progress | None
+) -> None:
+    try:
+        with path.open("wb") as file:
+            for number, (tensor, place) in enumerate(zip(tensors, places, strict=True), 1):
+                if progress is not None:
+                    progress(tensor.name or "", number, len(tensors))
+                file.seek(place.offset or 0)
+                tensor.tofile(file)  # pyright: ignore[reportAttributeAccessIssue] - every tensor has it, the protocol not
+    except OSError as error:
+        raise _naming(error, path) from error
+
+
+def _naming(error: OSError, path: Path) -> OSError:
+    """The same error with the file's name in it, which a failed write lacks."""
+    return error if error.filename else OSError(error.errno, error.strerror or str(error), str(path))
