@@ -197,11 +197,36 @@ def _expanded(ctx: Lowering, node: Node, op: ops.LatentAttention, q: ir.Value, c
 
 
 def _absorbed(ctx: Lowering, node: Node, op: ops.LatentAttention, q: ir.Value, cache: ir.Value) -> ir.Value:
-    """All heads against the one latent row a token, (batch, N, seq, V)."""
+    """All heads of one token against the one latent row a key, (batch, N, 1, V).
+
+    Heads are the rows of two plain products: Attention would copy the cache for each of them. Values are the rows again,
+    whose shared key's part is cut off afterwards, which is less than a copy of their latent part.
+    """
     own, turned = ctx.ops("Split", q, ctx.ints(op.nope_dim, op.rope_dim), dtypes=(None, None), axis=-1)
     query = ctx.op("Concat", ctx.op("MatMul", own, _key_weight(ctx, node, op)), turned, axis=-1)
-    values = ctx.op("Slice", cache, ctx.ints(0), ctx.ints(op.kv_lora_rank), ctx.ints(3))
-    return ctx.op("MatMul", _attend(ctx, op, query, cache, values), _value_weight(ctx, node, op))
+    heads = ctx.op("Reshape", query, ctx.ints(0, 1, op.num_heads, op.kv_lora_rank + op.rope_dim))
+    used, mask = _read_by_one(ctx, op, cache)
+    scores = ctx.op("FusedMatMul", heads, used, domain=MS, transB=1, alpha=op.scale)
+    shares = ctx.op("Softmax", ctx.op("Add", scores, mask), axis=-1)
+    mixed = ctx.op(
+        "Reshape", ctx.op("MatMul", shares, used), ctx.ints(0, op.num_heads, 1, op.kv_lora_rank + op.rope_dim)
+    )
+    latent = ctx.op("Slice", mixed, ctx.ints(0), ctx.ints(op.kv_lora_rank), ctx.ints(3))
+    return ctx.op("MatMul", latent, _value_weight(ctx, node, op))
+
+
+def _read_by_one(ctx: Lowering, op: ops.LatentAttention, cache: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Rows that one new token a sequence may see, (batch, 1, T, R + rope_dim), and their mask, (batch, 1, 1, T)."""
+    if op.window is not None:
+        return cache, ring_mask(ctx, window=op.window, sink_tokens=op.sink_tokens)
+
+    def used(rows: ir.Value) -> ir.Value:
+        return ctx.op("Slice", rows, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
+
+    def make() -> ir.Value:
+        return causal_mask(ctx, used(capacity_rows(ctx, cache, reserved=False)), past_column(ctx))
+
+    return used(cache), ctx.shared("mask of one over the used rows", make)
 
 
 def _attend(ctx: Lowering, op: ops.LatentAttention, q: ir.Value, keys: ir.Value, values: ir.Value) -> ir.Value:

@@ -9,6 +9,9 @@ from archc.ops import linear as ops
 from archc_exporters.onnx.context import MS, Lowering
 from archc_exporters.onnx.weights import Array, transposed
 
+ONE_PRODUCT = "MatMul: the weight is stored as in x out, so that nothing is transposed at run time"
+"""The form of a linear, until it is joined with others that read the same input."""
+
 
 def linear(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     """MatMul with the weight stored transposed; a tied weight stays as the embedding stores it and is read transposed.
@@ -26,7 +29,7 @@ def linear(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
         table = ctx.weight(node, "weight", shape=(width, inner), transform=lambda w: w[:width])
         y = ctx.op("FusedMatMul", x, table, domain=MS, transB=1)
     else:
-        ctx.note("MatMul: the weight is stored as in x out, so that nothing is transposed at run time")
+        ctx.note(ONE_PRODUCT)
         weight = ctx.weight(
             node, "weight", tag="transposed", shape=(inner, width), transform=lambda w: transposed(w[:width])
         )

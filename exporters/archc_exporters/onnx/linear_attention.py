@@ -9,7 +9,7 @@ from archc.ir.values import Node
 from archc.ops import linear_attention as ops
 from archc_exporters.onnx.context import MS, Lowering
 from archc_exporters.onnx.elementwise import activate
-from archc_exporters.onnx.step import seq_column, valid_tokens
+from archc_exporters.onnx.step import new_tokens, seq_column, valid_tokens
 from archc_exporters.onnx.weights import Array
 
 FLOAT = ir.DataType.FLOAT
@@ -77,43 +77,92 @@ def log_decay(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
 
 
 def causal_conv(ctx: Lowering, node: Node, *streams: ir.Value) -> list[ir.Value]:
-    """All streams side by side through one CausalConvWithState; the kept columns are those before each row's true end."""
+    """All streams side by side through one convolution; the kept columns are those before each row's true end."""
     op = node.op
     assert isinstance(op, ops.CausalConv)
     widths = [value.width for value in node.inputs]
     x = streams[0] if len(streams) == 1 else ctx.op("Concat", *streams, axis=-1)
 
-    def side_by_side(*weights: Array) -> Array:
-        return np.concatenate(weights)
-
-    shape = (sum(widths), 1, op.kernel)
-    roles = [f"{stream}.weight" for stream in op.streams]
-    weight = ctx.weight(node, *roles, tag="joined", shape=shape, transform=side_by_side)
-    bias = None
-    if op.bias:
-        biases = [f"{stream}.bias" for stream in op.streams]
-        bias = ctx.weight(node, *biases, tag="joined", shape=shape[:1], transform=side_by_side)
-    fused = op.function in (None, "silu")
-    ctx.note(f"CausalConvWithState over {len(streams)} streams; columns to keep by GatherND at the true length")
     past = ctx.past(node, "conv_state")
-    y, _ = ctx.ops(
-        "CausalConvWithState",
-        x,
-        weight,
-        bias,
-        past,
-        dtypes=(None, None),
-        domain=MS,
-        channels_last=1,
-        activation=op.function if fused and op.function else "none",
-    )
-    if not fused:
-        assert op.function is not None
-        y = activate(ctx, y, op.function)
-    ctx.present(node, "conv_state", ctx.op("GatherND", ctx.op("Concat", past, x, axis=1), _kept(ctx, op), batch_dims=1))
+    columns = ctx.op("Concat", past, x, axis=1)
+    y = (_by_taps if ctx.target.provider == "cpu" else _by_kernel)(ctx, node, x, columns)
+    ctx.present(node, "conv_state", ctx.op("GatherND", columns, _kept(ctx, op), batch_dims=1))
     if len(streams) == 1:
         return [y]
     return ctx.ops("Split", y, ctx.ints(*widths), dtypes=(None,) * len(widths), axis=-1)
+
+
+def _side_by_side(*weights: Array) -> Array:
+    return np.concatenate(weights)
+
+
+def _by_kernel(ctx: Lowering, node: Node, x: ir.Value, columns: ir.Value) -> ir.Value:
+    """CausalConvWithState; its own next state is not used, because it ends at the padded length."""
+    op = node.op
+    assert isinstance(op, ops.CausalConv)
+    fused = op.function if op.function in (None, "silu") else None
+    ctx.note(f"CausalConvWithState over {len(op.streams)} streams; columns to keep by GatherND at the true length")
+    y, _ = ctx.ops(
+        "CausalConvWithState",
+        x,
+        ctx.weight(
+            node,
+            *_roles(op, "weight"),
+            tag="joined",
+            shape=(_width(node), 1, op.kernel),
+            transform=_side_by_side,
+        ),
+        _conv_bias(ctx, node),
+        ctx.past(node, "conv_state"),
+        dtypes=(None, None),
+        domain=MS,
+        channels_last=1,
+        activation=fused or "none",
+    )
+    return y if op.function == fused else activate(ctx, y, op.function or "")
+
+
+def _by_taps(ctx: Lowering, node: Node, x: ir.Value, columns: ir.Value) -> ir.Value:
+    """A product and a sum a tap over shifted columns: the CPU's CausalConvWithState takes ten times as long over a prompt."""
+    op = node.op
+    assert isinstance(op, ops.CausalConv)
+    ctx.note(f"Slice, Mul, Add for each of {op.kernel} taps: CausalConvWithState is slow on the CPU")
+    y = _conv_bias(ctx, node)
+    for tap in range(op.kernel):
+
+        def column(*weights: Array, tap: int = tap) -> Array:
+            return np.concatenate(weights)[:, 0, tap]
+
+        weight = ctx.weight(node, *_roles(op, "weight"), tag=f"tap{tap}", shape=(_width(node),), transform=column)
+        shifted = ctx.op("Slice", columns, ctx.ints(tap), _tap_end(ctx, tap), ctx.ints(1))
+        product = ctx.op("Mul", shifted, weight)
+        y = product if y is None else ctx.op("Add", product, y)
+    assert y is not None
+    return y if op.function is None else activate(ctx, y, op.function)
+
+
+def _tap_end(ctx: Lowering, tap: int) -> ir.Value:
+    """Column behind the last one that a tap reads, int64 [1]."""
+    return ctx.shared(
+        ("tap end", tap), lambda: ctx.op("Add", new_tokens(ctx), ctx.ints(tap)) if tap else new_tokens(ctx)
+    )
+
+
+def _width(node: Node) -> int:
+    """Channels of all streams."""
+    return sum(value.width for value in node.inputs)
+
+
+def _roles(op: ops.CausalConv, what: str) -> list[str]:
+    return [f"{stream}.{what}" for stream in op.streams]
+
+
+def _conv_bias(ctx: Lowering, node: Node) -> ir.Value | None:
+    op = node.op
+    assert isinstance(op, ops.CausalConv)
+    if not op.bias:
+        return None
+    return ctx.weight(node, *_roles(op, "bias"), tag="joined", shape=(_width(node),), transform=_side_by_side)
 
 
 def _kept(ctx: Lowering, op: ops.CausalConv) -> ir.Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import onnx_ir as ir
@@ -11,9 +12,9 @@ from archc import registry
 from archc._version import __version__
 from archc.errors import GraphError
 from archc.graph.graph import Graph, join
-from archc.ir.values import Body, Node, Value
+from archc.ir.values import Body, Call, Node, Value
 from archc_exporters.onnx.context import OPSETS, Lowering, further_inputs
-from archc_exporters.onnx.step import positions
+from archc_exporters.onnx.step import last_token, positions
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.tidy import tidy
 from archc_exporters.onnx.weights import WeightSource
@@ -42,13 +43,13 @@ def lower_graph(
     at = graph.inputs["positions"]
     if any(at in item.inputs for item in graph.root.items):
         values[at] = positions(ctx)
-    _lower_body(ctx, graph.root, "", values)
+    _lower_body(ctx, graph.root, "", values, tail=_tail(graph) if target.prune_head else set())
     outputs: list[ir.Value] = []
     for name, value in graph.outputs.items():
         output = ctx.cast(values[value], ctx.dtype)
         output.name = name
         width = value.width if name != "logits" or graph.vocab_size is None else min(value.width, graph.vocab_size)
-        output.shape = ir.Shape(["batch", "seq", width])
+        output.shape = ir.Shape(["batch", 1 if target.prune_head else "seq", width])
         outputs.append(output)
     model = ir.Model(
         ir.Graph(
@@ -75,8 +76,23 @@ def lower_graph(
     return model, ctx
 
 
-def _lower_body(ctx: Lowering, body: Body, scope: str, values: dict[Value, ir.Value]) -> None:
-    """Lower the items of a body in order; ``values`` holds its inputs and gains everything that it makes."""
+def _tail(graph: Graph) -> set[Value]:
+    """What the last layer gives to the final norm and the head."""
+    layers = [item for item in graph.root.items if isinstance(item, Call) and item.name.startswith("layers.")]
+    return set(layers[-1].outputs) if layers else set()
+
+
+def _lower_body(
+    ctx: Lowering,
+    body: Body,
+    scope: str,
+    values: dict[Value, ir.Value],
+    tail: AbstractSet[Value] = frozenset(),
+) -> None:
+    """Lower the items of a body in order; ``values`` holds its inputs and gains everything that it makes.
+
+    Of what is in ``tail`` the rest reads the last valid token only.
+    """
     for item in body.items:
         inputs = [values[value] for value in item.inputs]
         if isinstance(item, Node):
@@ -86,6 +102,9 @@ def _lower_body(ctx: Lowering, body: Body, scope: str, values: dict[Value, ir.Va
             _lower_body(ctx, item.body, join(scope, item.name), inner)
             outputs = [inner[value] for value in item.body.outputs]
         values.update(zip(item.outputs, outputs, strict=True))
+        for value in tail & set(item.outputs):
+            ctx.path = "last_token"
+            values[value] = last_token(ctx, values[value])
 
 
 def _lowering_of(scope: str, node: Node) -> Any:

@@ -47,6 +47,16 @@ def seq_column(ctx: Lowering) -> ir.Value:
     return ctx.shared("seq column", lambda: ctx.op("Unsqueeze", ctx.inputs["seq_length"], ctx.ints(1)))
 
 
+def last_token(ctx: Lowering, x: ir.Value) -> ir.Value:
+    """(batch, seq, width) -> each row's last valid token, (batch, 1, width)."""
+
+    def make() -> ir.Value:
+        last = ctx.op("Sub", seq_column(ctx), ctx.scalar(1, ir.DataType.INT64))
+        return ctx.op("Unsqueeze", last, ctx.ints(2))
+
+    return ctx.op("GatherND", x, ctx.shared("last token", make), batch_dims=1)
+
+
 def last_key(ctx: Lowering) -> ir.Value:
     """Row of each sequence's last key after the call, padding counted on, int32 (batch,): GroupQueryAttention's lengths."""
 

@@ -7,10 +7,19 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.fuse import fuse_residual_norms
+from archc_exporters.onnx.linear import ONE_PRODUCT
 from archc_exporters.onnx.norm import WHOLE_WIDTH
+from archc_exporters.onnx.pack import pack_linears
+from archc_exporters.onnx.quantize import mark_small, quantize_weights
 from archc_exporters.onnx.rotary import TURNS
 
 _FUSED = "SkipSimplifiedLayerNormalization: the residual sum before it and the norm in one kernel"
+
+_PACKED = {
+    "attention": "queries, keys and values by one MatMul that GroupQueryAttention reads as it is",
+    "conv": "the streams of a short convolution by one MatMul",
+    "split": "several that read one input by one MatMul and a Split",
+}
 
 
 def tidy(ctx: Lowering, model: ir.Model) -> None:
@@ -19,6 +28,11 @@ def tidy(ctx: Lowering, model: ir.Model) -> None:
     RemoveUnusedNodesPass()(model)
     _recount(ctx, ("rotary", TURNS), "rotation inside GroupQueryAttention", turns - _count(model, "RotaryEmbedding"))
     _recount(ctx, ("rms_norm", WHOLE_WIDTH), _FUSED, fuse_residual_norms(model.graph))
+    if ctx.target.quant is not None:
+        mark_small(model.graph, ctx.target.quant)
+    for kind, count in pack_linears(model.graph, ctx.target.provider).items():
+        _recount(ctx, ("linear", ONE_PRODUCT), f"{ONE_PRODUCT}; {_PACKED[kind]}", count)
+    ctx.quantization = quantize_weights(ctx, model)
 
 
 def _count(model: ir.Model, op_type: str) -> int:
