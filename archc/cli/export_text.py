@@ -42,6 +42,36 @@ def print_report(report: dict[str, Any]) -> None:
             print_heading(heading)
             for line in report[heading]:
                 click.echo(f"  {line}")
+    _print_comparisons(report["comparisons"])
+    peak = report["check_peak_bytes"]
+    memory = "" if peak is None else f", {gib(peak)} in a process of its own"
+    print_heading("time")
+    print_pairs(
+        [
+            ("writing", f"{report['seconds_writing']:.2f} s"),
+            ("checking", f"{report['seconds_checking']:.2f} s{memory}"),
+        ],
+        left=2,
+    )
+
+
+def _print_comparisons(comparisons: list[dict[str, Any]]) -> None:
+    if not comparisons:
+        return
+    print_heading("differences from torch, and what they may be")
+    rows = [
+        (
+            each["way"],
+            str(each["batch"]),
+            f"{each['max_abs']:.1e}",
+            f"{each['max_limit']:.1e}",
+            f"{each['mean_abs']:.1e}",
+            f"{each['mean_limit']:.1e}",
+            f"{each['relative']:.1e}",
+        )
+        for each in comparisons
+    ]
+    print_table(("tokens", "batch", "max", "allowed", "mean", "allowed", "max / largest output"), rows)
 
 
 def folded(caches: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from archc_exporters.onnx import check_child
 from archc_exporters.onnx.check_child import Call, Job, RefusedError
 from archc_exporters.onnx.lower import lower_graph
 from archc_exporters.onnx.memory import free_memory_bytes
+from archc_exporters.onnx.sources import NoWeights, RandomWeights
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.trial import Cost, Talks, time_limit_seconds, try_file
 from archc_exporters.onnx.weights import DTYPES, NUMPY_DTYPES, Array, WeightSource
@@ -34,13 +35,17 @@ Rows = Sequence[tuple[Array, Array]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """An export to be checked: what it was made from, and whether its weights are in the file."""
+    """An export to be checked: what it was made from."""
 
     graph: Graph
     target: Target
     weights: WeightSource
     max_model_len: int
-    has_data: bool = True
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the file's weights lie beside it."""
+        return not isinstance(self.weights, NoWeights)
 
     def needed_bytes(self) -> int:
         """What the weights take in float32, as which onnxruntime's CPU computes float16 too."""
@@ -55,6 +60,7 @@ class Written:
         graph: what the file computes; that of a twin may have fewer layers than what was exported.
         dtype: of the file's weights and activations.
         prune_head: whether outputs are those of each row's last valid token only, (batch, 1, width).
+        ragged_prompts: whether the first call of a conversation may have rows of different lengths.
         read: the numbers of one of the graph's weights as the file's dtype holds them, in float32.
         run: outputs of every call of every conversation, by name; on empty caches each. ``in_process`` saves the start of a
             process and risks this one.
@@ -64,6 +70,7 @@ class Written:
     dtype: str
     max_model_len: int
     prune_head: bool
+    ragged_prompts: bool
     read: Callable[[str], Array]
     run: Callable[..., Mapping[str, Sequence[Array]]]
 
@@ -110,7 +117,7 @@ def plan_trial(subject: Subject, *, judged: bool) -> Plan:
         graph=shallow(subject.graph),
         # The CPU's kernels for float32 are those that CUDA has for 16 bits.
         target=replace(subject.target, provider="cpu", dtype="float32"),
-        has_data=True,
+        weights=subject.weights if subject.has_data else RandomWeights(0, DTYPES["float32"]),
     )
     limit = free // 2 if judged else min(free // 2, _TWIN_LIMIT_BYTES)
     needed = twin.needed_bytes()
@@ -180,6 +187,7 @@ def _tried(
                 dtype=subject.target.dtype,
                 max_model_len=subject.max_model_len,
                 prune_head=subject.target.prune_head,
+                ragged_prompts=not subject.target.sliding_window_cache,
                 read=_reader(subject),
                 run=_runner(path, subject, Path(keep), costs, progress),
             )
@@ -245,7 +253,9 @@ def _reader(subject: Subject) -> Callable[[str], Array]:
     def read(name: str) -> Array:
         param: Param = params[name]
         held = own if param.dtype == MODEL_DTYPE else NUMPY_DTYPES[DTYPES[param.dtype]]
-        return subject.weights.read(name, param).astype(held, copy=False).astype(np.float32, copy=False)
+        array = subject.weights.read(name, param).astype(held, copy=False).astype(np.float32, copy=False)
+        subject.weights.release(name)
+        return array
 
     return read
 

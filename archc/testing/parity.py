@@ -1,0 +1,102 @@
+"""A file's outputs against those of the torch model of the same graph, however the tokens are cut into calls.
+
+An exporter hands a written file to a judge as a ``WrittenFile``; nothing here knows how it was written or what runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from archc.graph.graph import Graph
+
+Calls = Sequence[tuple[int, ...]]
+"""Valid new tokens of each row, a call after the other."""
+
+
+class WrittenFile(Protocol):
+    """What an exporter says of a file that it can run.
+
+    ``graph`` is what the file computes, ``dtype`` that of its weights and activations. ``read`` gives a weight by name, as the
+    file's dtype holds it, in float32. ``run`` takes conversations by name, each a list of calls (tokens (batch, seq)
+    right-padded, valid tokens of each row), and gives the outputs of every call: (batch, seq, width), or (batch, 1, width)
+    of each row's last valid token where ``prune_head``. A file without ``ragged_prompts`` wants rows of one length where
+    they begin.
+    """
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def prune_head(self) -> bool: ...
+    @property
+    def ragged_prompts(self) -> bool: ...
+    @property
+    def read(self) -> Callable[[str], Any]: ...
+    @property
+    def run(self) -> Callable[..., Mapping[str, Sequence[Any]]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of two sets of outputs: the largest and the mean absolute difference, over how many tokens."""
+
+    max_abs: float
+    mean_abs: float
+    tokens: int
+
+
+def conversations(ids: Tensor, ways: Mapping[str, Calls]) -> dict[str, list[tuple[Any, Any]]]:
+    """``ids`` (batch, length) cut into right-padded calls, for every way a conversation."""
+    return {name: list(_cut(ids, calls)) for name, calls in ways.items()}
+
+
+def _cut(ids: Tensor, calls: Calls) -> Sequence[tuple[Any, Any]]:
+    done = [0] * ids.shape[0]
+    cut: list[tuple[Any, Any]] = []
+    for counts in calls:
+        # Padding is some token, so that one which is let in shows.
+        padded = ids[: len(counts), :1].repeat(1, max(counts))
+        for row, count in enumerate(counts):
+            padded[row, :count] = ids[row, done[row] : done[row] + count]
+            done[row] += count
+        cut.append((padded.numpy(), torch.tensor(counts).numpy()))
+    return cut
+
+
+def torch_outputs(graph: Graph, model: nn.Module, ids: Tensor) -> Tensor:
+    """What torch gives for all of ``ids`` at once, without a cache: (batch, length, width), a file's width."""
+    with torch.no_grad():
+        whole = model(ids)
+    if "logits" in graph.outputs and graph.vocab_size is not None:
+        whole = whole[..., : graph.vocab_size]
+    return whole
+
+
+def difference(outputs: Sequence[Any], calls: Calls, whole: Tensor, *, prune_head: bool = False) -> Difference:
+    """How far a file's outputs, one array a call, are from the rows of ``whole`` (batch, length, width) that they stand for.
+
+    Raises:
+        AssertionError: an output has another shape.
+    """
+    done, tokens, worst, total, elements = [0] * whole.shape[0], 0, 0.0, 0.0, 0
+    for output, counts in zip(outputs, calls, strict=True):
+        for row, count in enumerate(counts):
+            done[row] += count
+            if not count:
+                continue
+            shown = 1 if prune_head else count
+            got = torch.tensor(output[row, :shown]).float()
+            want = whole[row, done[row] - shown : done[row]]
+            assert got.shape == want.shape, f"the file gives {tuple(got.shape)}, torch {tuple(want.shape)}"
+            apart = (got - want).abs()
+            worst = max(worst, float(apart.max()))
+            total, elements, tokens = total + float(apart.double().sum()), elements + apart.numel(), tokens + shown
+    return Difference(worst, total / max(elements, 1), tokens)

@@ -1,0 +1,176 @@
+"""``archc export --verify``: a written file against torch on the same weights, with bounds that the dtype sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archc.errors import CheckFailedError
+from archc.graph.graph import Graph
+from archc.ir.size import evaluate
+from archc.testing.parity import Calls, Difference, WrittenFile, conversations, difference, torch_outputs
+from archc.torch_backend.build import build
+from archc.torch_backend.weights import materialise, weights_of
+
+FLOAT32_TOLERANCE = 2e-5
+"""Largest difference in float32, as a share of torch's largest output: two orders of summation, not two formulas."""
+FLOAT16_LEAST, FLOAT16_LEAST_MEAN = 2.0**-8, 2.0**-11
+"""Largest and mean difference in float16, eight of its rounding steps and one, where the model's own bounds are less."""
+BATCH = 2
+PROMPT, CHUNK, STEPS = 12, 12, 32
+_WINDOW_OUTPUT_BYTES = 1 << 28
+"""A prompt is as long as a window only if torch's outputs stay below this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One way of cutting tokens into calls.
+
+    ``relative`` is ``max_abs`` as a share of the largest output of torch; ``max_limit`` and ``mean_limit`` are what the two
+    absolute differences may be.
+    """
+
+    way: str
+    batch: int
+    tokens: int
+    max_abs: float
+    mean_abs: float
+    relative: float
+    max_limit: float
+    mean_limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether both differences keep their limits; a difference that is no number does not."""
+        return self.max_abs <= self.max_limit and self.mean_abs <= self.mean_limit
+
+
+def judge(file: WrittenFile) -> Sequence[Mapping[str, Any]]:
+    """Compare a file with torch in float32 on the weights that the file holds: figures for every way of cutting the tokens.
+
+    In float32 no output may differ by more than 2e-5 of the largest. In float16 the largest and the mean difference may be
+    those that torch itself makes when the output of every module is rounded to bfloat16, whose steps are 8 times as large; or
+    2^-8 and 2^-11 of the largest output, where that is more. What float16 may cost depends on the model: on its depth, and on
+    routers that choose another expert where two are nearly alike.
+
+    Raises:
+        CheckFailedError: a difference is larger; all figures are in the message.
+    """
+    ids, ways = plan(file)
+    outputs = file.run(conversations(ids, ways))
+    model = torch_model(file)
+    whole = torch_outputs(file.graph, model, ids)
+    size = float(whole.abs().max())
+    limits = _limits(file, model, ids, whole)
+    found = [
+        _comparison(way, calls, difference(outputs[way], calls, whole, prune_head=file.prune_head), size, limits)
+        for way, calls in ways.items()
+    ]
+    if not all(each.holds for each in found):
+        lines = "\n  ".join(described(asdict(each)) for each in found)
+        raise CheckFailedError(f"{file.graph.name}: the file's outputs are not torch's ({file.dtype})\n  {lines}")
+    return [asdict(each) for each in found]
+
+
+def described(figures: Mapping[str, Any]) -> str:
+    """A comparison on one line."""
+    verdict = "" if Comparison(**figures).holds else "  WRONG"
+    return (
+        f"{figures['way']}: max {figures['max_abs']:.1e}, mean {figures['mean_abs']:.1e}, {figures['relative']:.1e} of the "
+        f"largest; allowed max {figures['max_limit']:.1e}, mean {figures['mean_limit']:.1e}{verdict}"
+    )
+
+
+def _comparison(way: str, calls: Calls, found: Difference, size: float, limits: tuple[float, float]) -> Comparison:
+    return Comparison(
+        way=way,
+        batch=len(calls[0]),
+        tokens=found.tokens,
+        max_abs=found.max_abs,
+        mean_abs=found.mean_abs,
+        relative=found.max_abs / size if size else found.max_abs,
+        max_limit=limits[0],
+        mean_limit=limits[1],
+    )
+
+
+def plan(file: WrittenFile) -> tuple[Tensor, dict[str, Calls]]:
+    """Token ids (batch, length), and the ways to cut them that fit ``max_model_len``.
+
+    The prompt is so long that a window of the cache comes round, where that is not too much to compute.
+    """
+    graph, longest = file.graph, file.max_model_len
+    prompt = max(1, min(max(PROMPT, _window(graph, longest) - CHUNK // 2), longest // 2))
+    length = min(prompt + STEPS, longest)
+    ids = torch.randint(0, graph.vocab_size or 2, (BATCH, length), generator=torch.Generator().manual_seed(0))
+    rest = length - prompt
+    ways: dict[str, Calls] = {f"prefill of {length}": [(length,) * BATCH]}
+    if rest > 2:
+        chunk = min(CHUNK, rest - 1)
+        ways[f"chunk of {chunk} over {prompt}, 1 more"] = [(prompt,) * BATCH, (chunk,) * BATCH, (1,) * BATCH]
+    if file.ragged_prompts and prompt > 1 and rest > 1:
+        short = max(1, prompt - 5)
+        ways[f"rows of {prompt} and {short}, 2 more"] = [(prompt, short), (1, 1), (1, 1)]
+    if rest:
+        ways[f"{rest} decode steps after {prompt}"] = [(prompt,) * BATCH, *[(1,) * BATCH] * rest]
+    return ids, ways
+
+
+def _window(graph: Graph, longest: int) -> int:
+    """Rows of the smallest ring that outputs of that length can be afforded for; 0 where there is none."""
+    far = {"batch": 1, "seq": 1, "past": 1 << 40, "capacity": 1 << 40}
+    rings = [
+        evaluate(state.allocated[state.token_dim], far)
+        for state in graph.states().values()
+        if state.growth == "ring" and state.token_dim is not None
+    ]
+    width = graph.vocab_size or 1
+    fits = [rows for rows in rings if rows + STEPS <= longest and BATCH * rows * width * 4 <= _WINDOW_OUTPUT_BYTES]
+    return max(fits, default=0)
+
+
+def torch_model(file: WrittenFile) -> nn.Module:
+    """The file's graph in torch, float32, with the file's weights; one tensor at a time is held twice."""
+    model = materialise(build(file.graph, device="meta"), "cpu")
+    with torch.no_grad():
+        for name, tensor in weights_of(model).items():
+            array = file.read(name)
+            tensor.copy_(torch.from_numpy(array if array.flags.writeable else array.copy()))
+    return model
+
+
+def _limits(file: WrittenFile, model: nn.Module, ids: Tensor, whole: Tensor) -> tuple[float, float]:
+    """What the largest and the mean absolute difference may be."""
+    size = float(whole.abs().max())
+    if file.dtype == "float32":
+        return FLOAT32_TOLERANCE * size, FLOAT32_TOLERANCE * size
+    with rounded(model, torch.bfloat16):
+        apart = (torch_outputs(file.graph, model, ids) - whole).abs()
+    return max(float(apart.max()), FLOAT16_LEAST * size), max(float(apart.mean()), FLOAT16_LEAST_MEAN * size)
+
+
+@contextmanager
+def rounded(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Inside the block the output of every leaf module is rounded to a dtype; arithmetic and weights stay."""
+
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return tuple(_round(each, dtype) for each in output)
+        return _round(output, dtype)
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if not any(True for _ in module.children()):
+                stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+def _round(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.to(dtype).to(value.dtype)
+    return value
