@@ -17,6 +17,8 @@ COMMANDS = {
     "validate": "Check spec files and print every problem.",
     "build": "A PyTorch model: its module tree, or its files.",
     "export": "A fused ONNX model.",
+    "run": "Text or ids that an exported model writes.",
+    "bench": "How fast an exported model runs, beside what memory allows.",
     "schema": "The JSON Schema of specs, for editors.",
     "plugins": "The kinds, ops and exporters that are installed.",
 }

@@ -130,6 +130,27 @@ def seed_option(function: Function) -> Function:
     return click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random weights.")(function)
 
 
+def provider_option(function: Function) -> Function:
+    """--provider, where an exported folder runs."""
+    return click.option(
+        "--provider",
+        type=click.Choice(["cpu", "cuda"]),
+        help="Where it runs. Default: cuda where the file was made for it and a device is there, else cpu.",
+    )(function)
+
+
+def threads_option(function: Function) -> Function:
+    """--threads of onnxruntime."""
+    return click.option(
+        "--threads",
+        type=click.IntRange(min=0, max=4096),
+        metavar="N",
+        default=0,
+        show_default=True,
+        help="Threads of an op; 0 lets onnxruntime choose.",
+    )(function)
+
+
 def max_model_len_option(function: Function) -> Function:
     """--max-model-len in tokens."""
     return click.option(
