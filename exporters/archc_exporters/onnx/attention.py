@@ -26,6 +26,7 @@ from archc_exporters.onnx.step import (
     ring_seen,
     ring_source,
 )
+from archc_exporters.onnx.transforms import Parts
 from archc_exporters.onnx.weights import Array
 
 
@@ -46,7 +47,8 @@ def attention(ctx: Lowering, node: Node, q: ir.Value, k: ir.Value, v: ir.Value) 
     objection = group_query_objection(op, ctx.target)
     if op.ring_rows() is None and not objection:
         return group_query(ctx, node, (q, k, v))
-    if ctx.target.sliding_window_cache and op.window is not None and not op.sink_tokens and not objection:
+    by_kernel = ctx.target.sliding_window_cache or ctx.target.io == "genai"
+    if by_kernel and op.window is not None and not op.sink_tokens and not objection:
         return group_query(ctx, node, (q, k, v), window=op.window)
     q = to_heads(ctx, q, op.num_heads, op.key_dim)
     k, v = to_heads(ctx, k, op.num_kv_heads, op.key_dim), to_heads(ctx, v, op.num_kv_heads, op.value_dim)
@@ -243,9 +245,9 @@ def _key_weight(ctx: Lowering, node: Node, op: ops.LatentAttention) -> ir.Value:
     heads, nope, value, rank = op.num_heads, op.nope_dim, op.value_dim, op.kv_lora_rank
 
     def key_part(weight: Array) -> Array:
-        return weight.reshape(heads, nope + value, rank)[:, :nope]
+        return weight.reshape(-1, nope + value, rank)[:, :nope]
 
-    return ctx.weight(node, "kv_b_proj", tag="keys", shape=(heads, nope, rank), transform=key_part)
+    return ctx.weight(node, "kv_b_proj", tag="keys", shape=(heads, nope, rank), transform=Parts(key_part, heads))
 
 
 def _value_weight(ctx: Lowering, node: Node, op: ops.LatentAttention) -> ir.Value:
@@ -253,6 +255,6 @@ def _value_weight(ctx: Lowering, node: Node, op: ops.LatentAttention) -> ir.Valu
     heads, nope, value, rank = op.num_heads, op.nope_dim, op.value_dim, op.kv_lora_rank
 
     def value_part(weight: Array) -> Array:
-        return weight.reshape(heads, nope + value, rank)[:, nope:].transpose(0, 2, 1)
+        return weight.reshape(-1, nope + value, rank)[:, nope:].transpose(0, 2, 1)
 
-    return ctx.weight(node, "kv_b_proj", tag="values", shape=(heads, rank, value), transform=value_part)
+    return ctx.weight(node, "kv_b_proj", tag="values", shape=(heads, rank, value), transform=Parts(value_part, heads))

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from archc.ir.values import Node
 from archc.ops import linear as ops
 from archc_exporters.onnx.context import MS, Lowering
-from archc_exporters.onnx.weights import Array, transposed
+from archc_exporters.onnx.transforms import Rows, Transposed
 
 ONE_PRODUCT = "MatMul: the weight is stored as in x out, so that nothing is transposed at run time"
 """The form of a linear, until it is joined with others that read the same input."""
@@ -26,16 +26,14 @@ def linear(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     out_dtype, x = x.dtype, ctx.cast(x, dtype)
     if op.tied:
         ctx.note("FusedMatMul: the tied table is in the file once, rows x width, and is read transposed")
-        table = ctx.weight(node, "weight", shape=(width, inner), transform=lambda w: w[:width])
+        table = ctx.weight(node, "weight", shape=(width, inner), transform=Rows(width))
         y = ctx.op("FusedMatMul", x, table, domain=MS, transB=1)
     else:
         ctx.note(ONE_PRODUCT)
-        weight = ctx.weight(
-            node, "weight", tag="transposed", shape=(inner, width), transform=lambda w: transposed(w[:width])
-        )
+        weight = ctx.weight(node, "weight", tag="transposed", shape=(inner, width), transform=Transposed(width))
         y = ctx.op("MatMul", x, weight)
     if op.bias:
-        y = ctx.op("Add", y, ctx.weight(node, "bias", shape=(width,), transform=lambda b: b[:width]))
+        y = ctx.op("Add", y, ctx.weight(node, "bias", shape=(width,), transform=Rows(width)))
     assert out_dtype is not None
     return ctx.cast(y, out_dtype)
 
@@ -46,11 +44,7 @@ def embedding(ctx: Lowering, node: Node, ids: ir.Value) -> ir.Value:
     assert isinstance(op, ops.Embedding)
     rows = _vocabulary_rows(ctx, op.num_embeddings) if ids is ctx.inputs["input_ids"] else op.num_embeddings
     ctx.note("Gather")
-
-    def cut(table: Array) -> Array:
-        return table[:rows]
-
-    table = ctx.weight(node, "weight", shape=(rows, op.width), transform=cut)
+    table = ctx.weight(node, "weight", shape=(rows, op.width), transform=Rows(rows))
     return ctx.op("Gather", table, ids, axis=0)
 
 

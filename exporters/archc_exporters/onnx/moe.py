@@ -12,6 +12,7 @@ from archc.ops import moe as ops
 from archc.ops.elementwise import GatedActivation
 from archc_exporters.onnx.context import KEEP_FLOAT, MS, Lowering
 from archc_exporters.onnx.elementwise import activate, gated
+from archc_exporters.onnx.transforms import Parts, Transposed
 from archc_exporters.onnx.weights import Array
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
@@ -30,7 +31,7 @@ def route(ctx: Lowering, node: Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     inner = node.inputs[0].width
     ctx.note("scores, TopK and weights by standard ops in float32: MoE's own routing knows softmax only")
     weight = ctx.weight(
-        node, "weight", tag="transposed", shape=(inner, op.num_experts), dtype=FLOAT, transform=lambda w: w.T
+        node, "weight", tag="transposed", shape=(inner, op.num_experts), dtype=FLOAT, transform=Transposed()
     )
     weight.meta[KEEP_FLOAT] = "a router, whose choice of experts a rounded score would change"
     logits = ctx.op("MatMul", ctx.cast(x, FLOAT), weight)
@@ -155,10 +156,10 @@ def _first_layer(ctx: Lowering, node: Node, op: ops.Experts) -> tuple[ir.Value, 
 
     def interleaved(gate: Array, up: Array) -> Array:
         # Rows g0, u0, g1, u1, …: the one layout that both of onnxruntime's kernels take.
-        return np.stack((gate, up), 2).reshape(count, 2 * inner, *gate.shape[2:])
+        return np.stack((gate, up), 2).reshape(-1, 2 * inner, *gate.shape[2:])
 
     shape, bias = (count, 2 * inner, node.inputs[0].width), None
-    first = ctx.weight(node, "gate_proj", "up_proj", tag="gate_up", shape=shape, transform=interleaved)
+    first = ctx.weight(node, "gate_proj", "up_proj", tag="gate_up", shape=shape, transform=Parts(interleaved, count))
     if op.bias:
         roles = ("gate_proj_bias", "up_proj_bias")
         bias = ctx.weight(node, *roles, tag="gate_up", shape=shape[:2], transform=interleaved)
@@ -181,15 +182,12 @@ def _every_expert(
         shares = ctx.op("Add", ctx.op("Mul", ctx.cast(chosen, FLOAT), ctx.scalar(0.0, FLOAT)), ctx.scalar(1.0, FLOAT))
     share = _scattered(ctx, op, chosen, ctx.cast(shares, ctx.dtype), 0.0)
 
-    def into(weight: Array) -> Array:
-        return weight.reshape(wide, width).T
-
     def out_of(weight: Array) -> Array:
-        return weight.transpose(0, 2, 1).reshape(wide, width)
+        return weight.transpose(0, 2, 1).reshape(-1, width)
 
     branches: list[ir.Value] = []
     for role in ("gate_proj", "up_proj") if op.gated else ("up_proj",):
-        y = ctx.op("MatMul", rows, ctx.weight(node, role, tag="wide", shape=(width, wide), transform=into))
+        y = ctx.op("MatMul", rows, ctx.weight(node, role, tag="wide", shape=(width, wide), transform=Transposed()))
         if op.bias:
             flat = ctx.weight(node, f"{role}_bias", tag="wide", shape=(wide,), transform=lambda b: b.reshape(-1))
             y = ctx.op("Add", y, flat)
@@ -201,7 +199,9 @@ def _every_expert(
     )
     h = ctx.op("Reshape", middle, ctx.ints(-1, count, inner))
     h = ctx.op("Reshape", ctx.op("Mul", h, ctx.op("Unsqueeze", share, ctx.ints(2))), ctx.ints(-1, wide))
-    y = ctx.op("MatMul", h, ctx.weight(node, "down_proj", tag="wide", shape=(wide, width), transform=out_of))
+    y = ctx.op(
+        "MatMul", h, ctx.weight(node, "down_proj", tag="wide", shape=(wide, width), transform=Parts(out_of, count))
+    )
     if not op.bias:
         return y
     biases = ctx.weight(node, "down_proj_bias")
