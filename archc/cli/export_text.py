@@ -64,9 +64,9 @@ def _print_comparisons(comparisons: list[dict[str, Any]]) -> None:
             each["way"],
             str(each["batch"]),
             f"{each['max_abs']:.1e}",
-            f"{each['max_limit']:.1e}",
+            _limit(each["max_limit"]),
             f"{each['mean_abs']:.1e}",
-            f"{each['mean_limit']:.1e}",
+            _limit(each["mean_limit"]),
             f"{each['relative']:.1e}",
         )
         for each in comparisons
@@ -93,3 +93,7 @@ def folded(caches: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _braced(layers: list[str]) -> str:
     return "{" + ranges(sorted(int(layer) for layer in layers)) + "}"
+
+
+def _limit(limit: float | None) -> str:
+    return "-" if limit is None else f"{limit:.1e}"

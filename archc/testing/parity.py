@@ -22,10 +22,10 @@ class WrittenFile(Protocol):
     """What an exporter says of a file that it can run.
 
     ``graph`` is what the file computes, ``dtype`` that of its weights and activations. ``read`` gives a weight by name, as the
-    file's dtype holds it, in float32. ``run`` takes conversations by name, each a list of calls (tokens (batch, seq)
-    right-padded, valid tokens of each row), and gives the outputs of every call: (batch, seq, width), or (batch, 1, width)
-    of each row's last valid token where ``prune_head``. A file without ``ragged_prompts`` wants rows of one length where
-    they begin.
+    file's dtype holds it, in float32; a file that is ``quantized`` holds integers for it. ``run`` takes conversations by name,
+    each a list of calls (tokens (batch, seq) right-padded, valid tokens of each row), and gives the outputs of every call:
+    (batch, seq, width), or (batch, 1, width) of each row's last valid token where ``prune_head``. A file without
+    ``ragged_prompts`` wants rows of one length where they begin.
     """
 
     @property
@@ -34,6 +34,8 @@ class WrittenFile(Protocol):
     def dtype(self) -> str: ...
     @property
     def max_model_len(self) -> int: ...
+    @property
+    def quantized(self) -> bool: ...
     @property
     def prune_head(self) -> bool: ...
     @property

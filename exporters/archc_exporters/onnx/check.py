@@ -59,6 +59,7 @@ class Written:
     Attributes:
         graph: what the file computes; that of a twin may have fewer layers than what was exported.
         dtype: of the file's weights and activations.
+        quantized: weights are integers in the file, so that its outputs are near what ``read`` gives, and no nearer.
         prune_head: whether outputs are those of each row's last valid token only, (batch, 1, width).
         ragged_prompts: whether the first call of a conversation may have rows of different lengths.
         read: the numbers of one of the graph's weights as the file's dtype holds them, in float32.
@@ -69,6 +70,7 @@ class Written:
     graph: Graph
     dtype: str
     max_model_len: int
+    quantized: bool
     prune_head: bool
     ragged_prompts: bool
     read: Callable[[str], Array]
@@ -186,6 +188,7 @@ def _tried(
                 graph=subject.graph,
                 dtype=subject.target.dtype,
                 max_model_len=subject.max_model_len,
+                quantized=subject.target.quant is not None,
                 prune_head=subject.target.prune_head,
                 ragged_prompts=not subject.target.sliding_window_cache,
                 read=_reader(subject),
