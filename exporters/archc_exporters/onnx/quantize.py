@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from archc_exporters.onnx.context import KEEP_FLOAT, MS, Lowering
+from archc_exporters.onnx.context import KEEP_FLOAT, MS
 from archc_exporters.onnx.stored import UINT8, Matrix, Stored, bytes_of, constant, initializer, store
 from archc_exporters.onnx.target import BLOCK_SIZES, Provider, Quantization, Target
 
@@ -72,15 +72,13 @@ def mark_small(graph: ir.Graph, quant: Quantization) -> None:
             value.meta[KEEP_FLOAT] = f"a side below {quant.smallest_side}: few bytes, often a gate or a decay"
 
 
-def quantize_weights(ctx: Lowering, model: ir.Model) -> QuantizedWeights | None:
-    """Quantise the weights of a lowered model as its target says, in place; None where the target says nothing."""
-    quant = ctx.target.quant
+def quantize_weights(graph: ir.Graph, target: Target) -> QuantizedWeights | None:
+    """Quantise the weights of a graph as its target says, in place; None where the target says nothing."""
+    quant = target.quant
     if quant is None:
         return None
-    work = _Pass(model.graph, quant, ctx.target)
+    work = _Pass(graph, quant, target)
     work.run()
-    replaced = {id(value) for value in work.replaced}
-    kept = sum(bytes_of(value) for value in model.graph.initializers.values() if id(value) not in replaced)
     return QuantizedWeights(
         bits=quant.bits,
         block_size=quant.block_size,
@@ -90,7 +88,7 @@ def quantize_weights(ctx: Lowering, model: ir.Model) -> QuantizedWeights | None:
         kept={reason: tuple(names) for reason, names in work.kept.items()},
         float_bytes=sum(bytes_of(value) for value in work.replaced),
         quantized_bytes=work.quantized_bytes,
-        kept_bytes=kept - work.quantized_bytes,
+        kept_bytes=sum(bytes_of(value) for value in graph.initializers.values()) - work.quantized_bytes,
     )
 
 
@@ -105,6 +103,7 @@ class _Pass:
     quantized_bytes: int = 0
     _stored: dict[ir.Value, Stored] = field(default_factory=dict)
     _heads: set[ir.Node] = field(default_factory=lambda: set[ir.Node]())
+    _head_weights: set[ir.Value | None] = field(default_factory=lambda: set[ir.Value | None]())
 
     @property
     def rounds_activations(self) -> bool:
@@ -113,6 +112,7 @@ class _Pass:
 
     def run(self) -> None:
         self._heads = _head_products(self.graph)
+        self._head_weights = {node.inputs[1] for node in self._heads}
         for node in list(self.graph.all_nodes()):
             match node.op_type:
                 case "MatMul" | "FusedMatMul":
@@ -188,7 +188,7 @@ class _Pass:
             return
         if table.shape is None or len(table.shape) != 2:
             return
-        shared = any(use.node in self._heads for use in table.uses()) and self.quant.head
+        shared = table in self._head_weights and self.quant.head
         if not (shared if self.quant.embedding is None else self.quant.embedding):
             asked = "as was asked for" if self.quant.embedding is False else "of which a token reads one row"
             self._keep(f"the embedding, {asked}", table)

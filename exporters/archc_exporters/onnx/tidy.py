@@ -32,7 +32,7 @@ def tidy(ctx: Lowering, model: ir.Model) -> None:
         mark_small(model.graph, ctx.target.quant)
     for kind, count in pack_linears(model.graph, ctx.target.provider).items():
         _recount(ctx, ("linear", ONE_PRODUCT), f"{ONE_PRODUCT}; {_PACKED[kind]}", count)
-    ctx.quantization = quantize_weights(ctx, model)
+    ctx.quantization = quantize_weights(model.graph, ctx.target)
 
 
 def _count(model: ir.Model, op_type: str) -> int:
