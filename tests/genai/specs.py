@@ -50,10 +50,10 @@ SPECS = {
     "odd heads": _spec(
         # No multiple of 8, so GroupQueryAttention refuses it; and slopes, which no fused kernel takes.
         "odd heads",
-        _OPEN
+        _ROPE
+        + _OPEN
         + "mixers:\n"
-        + "  odd: {{kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 12, "
-        + "position: {{kind: rope, theta: 10000.0}}}}\n"
+        + "  odd: {{kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 12}}\n"
         + "  sloping: {{kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, position: alibi}}\n",
         "odd sloping",
     ),

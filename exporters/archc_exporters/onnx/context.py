@@ -16,7 +16,7 @@ from archc.errors import GraphError
 from archc.graph.graph import Graph, join
 from archc.ir.size import Dim, Size
 from archc.ir.values import MODEL_DTYPE, Node, Param, State
-from archc_exporters.onnx.states import LENGTHS, onnx_state_names, present_name
+from archc_exporters.onnx.states import GENAI_INPUTS, LENGTHS, onnx_state_names, present_name
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.weights import DTYPES, NUMPY_DTYPES, Array, Transform, WeightSource, lazy_tensor
 
@@ -40,9 +40,10 @@ class Lowering:
     def __init__(self, graph: Graph, *, target: Target, weights: WeightSource, table_rows: int) -> None:
         self.graph, self.target, self.weights, self.table_rows = graph, target, weights, table_rows
         self.dtype = target.ir_dtype
+        given = GENAI_INPUTS if target.io == "genai" else LENGTHS
         self.inputs = {
             name: ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(list(shape)))
-            for name, shape in (*LENGTHS.items(), *further_inputs(graph).items())
+            for name, shape in (*given.items(), *further_inputs(graph).items())
         }
         self.pasts: dict[str, ir.Value] = {}
         self.presents: dict[str, ir.Value] = {}
@@ -197,13 +198,15 @@ class Lowering:
         self.initializers[name] = value
         return value
 
-    def past(self, node: Node, role: str) -> ir.Value:
-        """The cache input of a state of the node."""
+    def past(self, node: Node, role: str, rows: str = "") -> ir.Value:
+        """The cache input of a state of the node. ``rows`` names how many it has, where that is not the state's own number."""
         state, name = node.states[role], self._state_name(node, role)
         if name not in self.pasts:
-            self.pasts[name] = ir.Value(
-                name=name, type=ir.TensorType(self.state_dtype(state)), shape=ir.Shape(_symbolic(state.allocated))
-            )
+            shape = _symbolic(state.allocated)
+            if rows:
+                assert state.token_dim is not None, f"{name} has no rows"
+                shape[state.token_dim] = rows
+            self.pasts[name] = ir.Value(name=name, type=ir.TensorType(self.state_dtype(state)), shape=ir.Shape(shape))
         return self.pasts[name]
 
     def present(self, node: Node, role: str, value: ir.Value) -> ir.Value:

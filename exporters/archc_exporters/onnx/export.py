@@ -17,7 +17,9 @@ from archc_exporters.onnx.checkpoint import SafetensorsWeights
 from archc_exporters.onnx.context import OPSETS, Lowering
 from archc_exporters.onnx.contract import write_contract
 from archc_exporters.onnx.folder import staged
+from archc_exporters.onnx.genai.config import GenaiFiles, genai_files
 from archc_exporters.onnx.lower import IR_VERSION, lower_graph
+from archc_exporters.onnx.quality import QualityLoss, measure
 from archc_exporters.onnx.report import (
     Choice,
     ExportReport,
@@ -28,7 +30,7 @@ from archc_exporters.onnx.report import (
 )
 from archc_exporters.onnx.sources import NoWeights, RandomWeights
 from archc_exporters.onnx.structure import check_structure
-from archc_exporters.onnx.target import Io, Provider, Target
+from archc_exporters.onnx.target import Io, Provider, Quantization, Target
 from archc_exporters.onnx.tokenizer_files import TokenizerFiles, tokenizer_files
 from archc_exporters.onnx.weights import WeightSource
 from archc_exporters.onnx.write import DATA, MODEL, Progress, write
@@ -44,6 +46,7 @@ def export(
     batched_chunks: bool = False,
     sliding_window_cache: bool = False,
     prune_head: bool = False,
+    quant: Quantization | None = None,
     weights: Path | None = None,
     no_weights: bool = False,
     seed: int = 0,
@@ -75,6 +78,7 @@ def export(
         batched_chunks=batched_chunks,
         sliding_window_cache=sliding_window_cache,
         prune_head=prune_head,
+        quant=quant,
     )
     if max_model_len is None:
         max_model_len = graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
@@ -82,12 +86,13 @@ def export(
         raise ArchcError(f"max_model_len should be positive (found {max_model_len})")
     if weights is not None and no_weights:
         raise ArchcError(f"either weights ({weights}) or no weights can be asked for, not both")
+    beside = None if spec is None else tokenizer_files(spec, tokenizer)
+    runtime = genai_files(graph, target, max_model_len=max_model_len, tokenizer=beside) if io == "genai" else None
     source = NoWeights() if no_weights else _weight_source(graph, weights, seed, target)
     model, ctx = lower_graph(graph, target=target, weights=source, max_model_len=max_model_len)
     nodes = count_nodes(model)
     subject = Subject(graph=graph, target=target, weights=source, max_model_len=max_model_len)
     plan = plan_trial(subject, judged=judge is not None) if check or judge is not None else None
-    beside = None if spec is None else tokenizer_files(spec, tokenizer)
     with staged(out, overwrite=overwrite) as stage:
         started = time.perf_counter()
         data_bytes = write(model, stage, progress, has_data=subject.has_data)
@@ -96,6 +101,7 @@ def export(
         found = Outcome()
         if plan is not None:
             found = check_export(stage / MODEL, subject, plan, judge=judge, run=check, progress=progress)
+        quality = _quality(stage / MODEL, subject, check, progress)
         checked = time.perf_counter()
         report = ExportReport(
             name=graph.name,
@@ -111,18 +117,29 @@ def export(
             caches=cache_inputs(ctx),
             choices=_choices(ctx),
             checks=(structure, *found.lines),
+            quantization=ctx.quantization,
+            quality=quality,
             comparisons=found.comparisons,
             seconds_writing=written - started,
             seconds_checking=checked - written,
             check_peak_bytes=found.peak_bytes,
-            notes=(*_notes(ctx, beside), *([_absent(data_bytes)] if no_weights else [])),
+            notes=(*_notes(ctx, beside, runtime), *([_absent(data_bytes)] if no_weights else [])),
         )
+        for name, content in (runtime.files if runtime else {}).items():
+            (stage / name).write_bytes(content)
         write_contract(stage, model, graph, report, target=asdict(target), spec=spec, tokenizer=beside)
     return report
 
 
-def _notes(ctx: Lowering, tokenizer: TokenizerFiles | None) -> tuple[str, ...]:
-    return (*notes(ctx), *([tokenizer.note] if tokenizer and tokenizer.note else []))
+def _notes(ctx: Lowering, tokenizer: TokenizerFiles | None, runtime: GenaiFiles | None) -> tuple[str, ...]:
+    said = [tokenizer.note] if tokenizer and tokenizer.note else []
+    return (*notes(ctx), *said, *(runtime.notes if runtime else ()))
+
+
+def _quality(path: Path, subject: Subject, check: bool, progress: Progress | None) -> QualityLoss | str:
+    if subject.target.quant is None:
+        return ""
+    return measure(path, subject, progress) if check else "not measured: the file was not to be run"
 
 
 def _absent(data_bytes: int) -> str:

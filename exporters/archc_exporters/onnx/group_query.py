@@ -6,6 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from archc.ir.size import CAPACITY
 from archc.ir.values import Node
 from archc.ops.attention import Attention
 from archc_exporters.onnx.context import MS, Lowering
@@ -17,7 +18,7 @@ QKV = tuple[ir.Value, ir.Value, ir.Value]
 
 
 def group_query(ctx: Lowering, node: Node, qkv: QKV, *, window: int | None = None) -> ir.Value:
-    """(batch, seq, N x H) over caches (batch, K, capacity, H), or over a rolling cache of ``window`` rows.
+    """(batch, seq, N x H) over caches (batch, K, capacity, H); under a ``window``, over as many or over a rolling cache.
 
     Padded tokens count as new ones: their rows are written behind the true ones, unseen by them, and overwritten later.
     """
@@ -31,8 +32,14 @@ def group_query(ctx: Lowering, node: Node, qkv: QKV, *, window: int | None = Non
         numbers |= {"do_rotary": 1, "rotary_interleaved": rotation.attributes["interleaved"].as_int()}
     if op.soft_cap is not None:
         numbers["softcap"] = op.soft_cap
+    rolling, rows = window is not None and ctx.target.sliding_window_cache, ""
     if window is not None:
-        numbers |= {"local_window_size": window, "sliding_window_cache": 1}
+        numbers["local_window_size"] = window
+        if ctx.target.io == "genai":
+            # Its runtime allocates rows for all tokens, or for every rolling cache as many as it finds fit.
+            rows = "window_capacity" if rolling else str(CAPACITY)
+    if rolling:
+        numbers["sliding_window_cache"] = 1
     sinks = ctx.weight(node, "sinks") if op.sinks else None
     inside = ", ".join(
         what
@@ -40,7 +47,8 @@ def group_query(ctx: Lowering, node: Node, qkv: QKV, *, window: int | None = Non
             ("rotation", rotation is not None),
             ("soft cap", op.soft_cap is not None),
             ("sinks", op.sinks),
-            (f"a rolling window of {window} rows", window is not None),
+            (f"a rolling window of {window} rows", rolling),
+            (f"a window of {window} tokens", window is not None and not rolling),
         )
         if there
     )
@@ -53,8 +61,8 @@ def group_query(ctx: Lowering, node: Node, qkv: QKV, *, window: int | None = Non
         q,
         k,
         v,
-        ctx.past(node, "key"),
-        ctx.past(node, "value"),
+        ctx.past(node, "key", rows),
+        ctx.past(node, "value", rows),
         last_key(ctx),
         total_length(ctx),
         *tables,

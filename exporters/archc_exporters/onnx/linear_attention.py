@@ -102,6 +102,10 @@ def _by_kernel(ctx: Lowering, node: Node, x: ir.Value, columns: ir.Value) -> ir.
     assert isinstance(op, ops.CausalConv)
     fused = op.function if op.function in (None, "silu") else None
     ctx.note(f"CausalConvWithState over {len(op.streams)} streams; columns to keep by GatherND at the true length")
+    past = ctx.past(node, "conv_state")
+    if ctx.target.io == "genai":
+        # Its runtime binds past and present to one buffer, so nothing may read the past once the present is being written.
+        past = ctx.op("Slice", columns, ctx.ints(0), ctx.ints(op.kernel - 1), ctx.ints(1))
     y, _ = ctx.ops(
         "CausalConvWithState",
         x,
@@ -113,7 +117,7 @@ def _by_kernel(ctx: Lowering, node: Node, x: ir.Value, columns: ir.Value) -> ir.
             transform=_side_by_side,
         ),
         _conv_bias(ctx, node),
-        ctx.past(node, "conv_state"),
+        past,
         dtypes=(None, None),
         domain=MS,
         channels_last=1,

@@ -14,6 +14,7 @@ from archc.errors import GraphError
 from archc.graph.graph import Graph, join
 from archc.ir.values import Body, Call, Node, Value
 from archc_exporters.onnx.context import OPSETS, Lowering, further_inputs
+from archc_exporters.onnx.genai.inputs import lengths
 from archc_exporters.onnx.step import last_token, positions
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.tidy import tidy
@@ -37,6 +38,9 @@ def lower_graph(
         weights=weights,
         table_rows=graph.capacity(max_model_len),
     )
+    given = list(ctx.inputs.values())
+    if target.io == "genai":
+        ctx.inputs |= lengths(ctx)
     values: dict[Value, ir.Value] = {
         graph.inputs[name]: ctx.inputs[name] for name in ("input_ids", *further_inputs(graph))
     }
@@ -53,7 +57,7 @@ def lower_graph(
         outputs.append(output)
     model = ir.Model(
         ir.Graph(
-            [*ctx.inputs.values(), *ctx.pasts.values()],
+            [*given, *ctx.pasts.values()],
             [*outputs, *(ctx.presents[name] for name in ctx.pasts)],
             nodes=ctx.nodes,
             initializers=list(ctx.initializers.values()),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 import onnx_ir as ir
 
 from archc.graph.graph import CAPACITY_MULTIPLE, Graph
-from archc.ir.size import CAPACITY, Size, product
+from archc.ir.size import CAPACITY
 from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.quality import QualityLoss
+from archc_exporters.onnx.quantize import QuantizedWeights
 from archc_exporters.onnx.weights import NUMPY_DTYPES
 
 
@@ -60,6 +63,9 @@ class ExportReport:
     choices: tuple[Choice, ...]
     checks: tuple[str, ...]
     notes: tuple[str, ...]
+    quantization: QuantizedWeights | None = None
+    quality: QualityLoss | str = ""
+    """What rounding of weights or caches costs the logits, or why that was not measured; empty where nothing is rounded."""
     comparisons: tuple[dict[str, Any], ...] = ()
     """A judge's figures, a way of cutting tokens into calls each; empty where nothing was compared."""
     seconds_writing: float = 0.0
@@ -93,19 +99,19 @@ def cache_inputs(ctx: Lowering) -> tuple[CacheInput, ...]:
     states = ctx.graph.states()
     names = {past: state for state, past in ctx.state_names.items()}
     for past, value in ctx.pasts.items():
-        state = states[names[past]]
         assert value.shape is not None
         assert value.dtype is not None
-        elements = product(dim for dim in state.allocated if dim != CAPACITY and str(dim) != "batch")
-        assert isinstance(elements, int)
-        size = elements * NUMPY_DTYPES[value.dtype].itemsize
-        grows = any(isinstance(dim, Size) and dim == CAPACITY for dim in state.allocated)
+        dims = [dim if isinstance(dim, int) else str(dim) for dim in value.shape.dims]
+        grows = str(CAPACITY) in dims
+        # Of a rolling cache, whose rows another runtime counts, those that the window needs.
+        counted = dims if grows else states[names[past]].allocated
+        size = prod(dim for dim in counted if isinstance(dim, int)) * NUMPY_DTYPES[value.dtype].itemsize
         found.append(
             CacheInput(
                 name=past,
                 state=names[past],
                 dtype=NUMPY_DTYPES[value.dtype].name,
-                shape=tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape.dims),
+                shape=tuple(dims),
                 bytes_per_token=size if grows else 0,
                 bytes_per_sequence=0 if grows else size,
             )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from archc_exporters.onnx.states import LENGTHS, PAST, present_name
+from archc_exporters.onnx.states import GENAI_INPUTS, LENGTHS, PAST, present_name
 
 Array = np.ndarray[Any, Any]
 _NUMPY = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
@@ -38,12 +38,14 @@ class Conversation:
         sizes: Mapping[str, int] = {"batch": batch, "capacity": capacity}
         self.caches: dict[str, Array] = {
             given.name: np.zeros(
-                tuple(dim if isinstance(dim, int) else sizes[str(dim)] for dim in given.shape), _NUMPY[given.type]
+                tuple(dim if isinstance(dim, int) else sizes.get(str(dim), capacity) for dim in given.shape),
+                _NUMPY[given.type],
             )
             for given in session.get_inputs()
             if given.name.startswith(PAST)
         }
-        known = (*LENGTHS, *self.caches)
+        self._is_genai = any(given.name in GENAI_INPUTS and given.name not in LENGTHS for given in session.get_inputs())
+        known = (*LENGTHS, *GENAI_INPUTS, *self.caches)
         self._further = [given.name for given in session.get_inputs() if given.name not in known]
         self._outputs = [session.get_outputs()[0].name, *(present_name(name) for name in self.caches)]
 
@@ -56,19 +58,25 @@ class Conversation:
         if batch > 1 and seq > 1 and self.lengths.any() and not self._batched_chunks:
             return self._row_by_row(input_ids, valid, further)
         new = np.full(batch, seq, np.int64) if valid is None else np.asarray(valid, np.int64)
-        kv_length = self.lengths + seq
-        feeds = {
-            "input_ids": np.asarray(input_ids, np.int64),
-            "past_length": self.lengths,
-            "seq_length": new,
-            "kv_length": kv_length,
-            "max_length": kv_length.max(keepdims=True),
-        }
+        feeds = {"input_ids": np.asarray(input_ids, np.int64), **self._lengths(seq, new)}
         feeds.update({name: further.get(name, np.zeros((batch, seq), np.int64)) for name in self._further})
         result = [np.asarray(value) for value in self._session.run(self._outputs, {**feeds, **self.caches})]
         self.caches = dict(zip(self.caches, result[1:], strict=True))
         self.lengths = self.lengths + new
         return result[0]
+
+    def _lengths(self, seq: int, new: Array) -> dict[str, Array]:
+        """What tells the file how many tokens each row holds and gets, in archc's convention or onnxruntime-genai's."""
+        kv_length = self.lengths + seq
+        if self._is_genai:
+            held = np.arange(kv_length.max()) < (self.lengths + new)[:, None]
+            return {"attention_mask": held.astype(np.int64), "position_ids": self.lengths[:, None] + np.arange(seq)}
+        return {
+            "past_length": self.lengths,
+            "seq_length": new,
+            "kv_length": kv_length,
+            "max_length": kv_length.max(keepdims=True),
+        }
 
     def _row_by_row(self, input_ids: Array, valid: Array | None, further: Mapping[str, Array]) -> Array:
         """A chunk over a past for files whose GroupQueryAttention takes one sequence of those at a time."""

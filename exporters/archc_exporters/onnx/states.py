@@ -16,6 +16,8 @@ LENGTHS = {
     "max_length": (1,),
 }
 """The inputs of every file beside its caches, int64: past and valid new tokens a row, past + padded seq a row, its maximum."""
+GENAI_INPUTS = {"input_ids": ("batch", "seq"), "attention_mask": ("batch", "total"), "position_ids": ("batch", "seq")}
+"""What onnxruntime-genai feeds instead, int64: ones for the tokens that a row holds, and positions of the new ones."""
 _LAYER = re.compile(r"^(?:(?P<stack>.+)\.)?layers\.(?P<index>\d+)\.(?P<rest>.+)$")
 
 

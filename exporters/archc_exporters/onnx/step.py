@@ -61,7 +61,9 @@ def last_key(ctx: Lowering) -> ir.Value:
     """Row of each sequence's last key after the call, padding counted on, int32 (batch,): GroupQueryAttention's lengths."""
 
     def make() -> ir.Value:
-        last = ctx.op("Sub", ctx.inputs["kv_length"], ctx.scalar(1, ir.DataType.INT64))
+        # With true lengths a kernel whose rolling window can't take a ragged prompt says so.
+        length = ctx.inputs["held_length" if ctx.target.io == "genai" else "kv_length"]
+        last = ctx.op("Sub", length, ctx.scalar(1, ir.DataType.INT64))
         return ctx.cast(last, ir.DataType.INT32)
 
     return ctx.shared("last key", make)
@@ -76,7 +78,7 @@ def total_length(ctx: Lowering) -> ir.Value:
 
     def make() -> ir.Value:
         longest = ctx.inputs["max_length"]
-        if ctx.target.provider == "cuda":
+        if ctx.target.provider == "cuda" and ctx.target.io == "archc":
             filled = ctx.filled(longest, 0, ir.DataType.BOOL)
             longest = ctx.op("Shape", filled, dtype=ir.DataType.INT64)
         return ctx.op("Squeeze", ctx.cast(longest, ir.DataType.INT32), ctx.ints(0))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from archc.errors import ArchcError
 from archc.graph.graph import Graph
-from archc_exporters.onnx.genai.support import attention_nodes
+from archc_exporters.onnx.genai.support import attention_nodes, require_runnable
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.tokenizer_files import CONFIG, TOKENIZER, TokenizerFiles
 from archc_exporters.onnx.write import MODEL
@@ -112,25 +112,35 @@ def _sliding_window(graph: Graph) -> dict[str, Any]:
     }
 
 
-def write_genai(
-    stage: Path, graph: Graph, target: Target, *, max_model_len: int, tokenizer: TokenizerFiles | None
-) -> list[str]:
-    """Write ``genai_config.json`` into a folder with the model, and a ``tokenizer_config.json`` where its tokenizer lacks one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenaiFiles:
+    """What is written beside the model: file name -> contents, and what a user of the folder should know."""
 
-    Returns what a user should know.
+    files: Mapping[str, bytes]
+    notes: tuple[str, ...]
+
+
+def genai_files(graph: Graph, target: Target, *, max_model_len: int, tokenizer: TokenizerFiles | None) -> GenaiFiles:
+    """``genai_config.json``, and a ``tokenizer_config.json`` where the tokenizer lacks one.
 
     Raises:
-        ArchcError: no id ends a text, or windows differ where they should roll.
+        ArchcError: the runtime can't hold the architecture, no id ends a text, or windows differ where they should roll.
     """
+    require_runnable(graph, target)
     roles = tokenizer.special_token_ids if tokenizer else {}
     config = genai_config(graph, target, max_model_len=max_model_len, special=special_ids(roles))
-    (stage / GENAI_CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    files = tokenizer.files if tokenizer else {}
-    if TOKENIZER in files and CONFIG not in files:
-        (stage / CONFIG).write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n", encoding="utf-8")
+    files = {GENAI_CONFIG: _encoded(config)}
+    written = tokenizer.files if tokenizer else {}
+    if TOKENIZER in written and CONFIG not in written:
+        # Its tokenizer opens this file whatever it says; the class is the one that any tokenizer.json loads as.
+        files[CONFIG] = _encoded({"tokenizer_class": "PreTrainedTokenizerFast"})
     notes = ["inputs are onnxruntime-genai's: attention_mask and position_ids, rows padded on the right"]
     if not roles.get("pad"):
-        notes.append("the spec states no tokenizer.pad_token_id: batches are padded with the id that ends a text")
-    if TOKENIZER not in files:
+        notes.append("no tokenizer.pad_token_id is stated: batches are padded with the id that ends a text")
+    if TOKENIZER not in written:
         notes.append("no tokenizer is written: onnxruntime-genai generates from ids")
-    return notes
+    return GenaiFiles(files=files, notes=tuple(notes))
+
+
+def _encoded(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1) + "\n").encode()
