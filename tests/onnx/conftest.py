@@ -296,13 +296,13 @@ TOKENS = 20
 VOCABULARY = 61
 
 
-def graph_of(name: str) -> Graph:
-    """The graph of one of the tiny architectures."""
+def graph_of(name: str, *overrides: str) -> Graph:
+    """The graph of one of the tiny architectures, with changes as of --set."""
     text = ARCHITECTURES[name]
     base = BASE.format(name=name.replace(" ", "-"))
     if "\nnorm:" in text:
         base = base.replace("norm: {kind: rms_norm, eps: 1e-5}\n", "")
-    return expand(loads_spec(base + text))
+    return expand(loads_spec(base + text, overrides=overrides))
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def _follow(name: str, order: Path, deadline: float, limit_seconds: float, progr
                 line = lines.get(timeout=max(0.0, deadline - time.perf_counter()))
             except queue.Empty:
                 raise CheckFailedError(
-                    f"{name}: onnxruntime did not finish within {limit_seconds:.0f} s (it was {at})"
+                    f"{name}: onnxruntime did not finish within {limit_seconds:g} s (it was {at})"
                 ) from None
             if line is None:
                 raise CheckFailedError(f"{name}: {_end(child)} while {at}{_said(stderr)}")
