@@ -110,7 +110,8 @@ def bindable_to_one_buffer(model: ir.Model) -> Iterable[tuple[str, bool]]:
         assert past.name is not None
         present = outputs.get(present_name(past.name))
         maker = None if present is None else present.producer()
-        readers = {_at_root(node, model.graph) for node in past.consumers()}
+        # A shape is not in the buffer.
+        readers = {_at_root(node, model.graph) for node in past.consumers() if node.op_type != "Shape"}
         yield past.name, maker is not None and readers <= _with_ancestors(maker, readers)
 
 

@@ -26,7 +26,7 @@ class Engine:
     def __init__(
         self, session: ort.InferenceSession, contract: Contract, *, batch: int, capacity: int, device: Provider = "cpu"
     ) -> None:
-        self._session, self._contract, self._device = session, contract, device
+        self._session, self.contract = session, contract
         self.batch, self.capacity = batch, capacity
         self.lengths: Array = np.zeros(batch, np.int64)
         self._kept = [_Kept(session, cache, batch=batch, capacity=capacity, device=device) for cache in contract.caches]
@@ -94,7 +94,7 @@ class Engine:
             "kv_length": kv_length,
             "max_length": kv_length.max(keepdims=True),
         }
-        for name in self._contract.further_inputs():
+        for name in self.contract.further_inputs():
             inputs[name] = self._zeros.setdefault((rows, seq), np.zeros((rows, seq), np.int64))
         return inputs
 
