@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from archc.expansion import expand
+from archc.spec.resolved import resolved
+from archc_exporters.onnx.export import export
 from tests.genai.conftest import PROMPT, RAGGED, STEPS, Pair, Runner
 from tests.genai.specs import SPECS
 
@@ -74,3 +78,18 @@ def test_rolling_windows_give_the_same_and_refuse_ragged_prompts(pair: Pairs, ge
     assert_same(genai(made.genai, PROMPT, max_length=LENGTH + STEPS), made, 1)
     with pytest.raises(RuntimeError, match="seqlens_k"):
         genai(made.genai, padded(made.end), max_length=LENGTH + STEPS)
+
+
+def test_its_tokenizer_reads_the_one_that_is_written(tmp_path: Path, genai: Runner):
+    spec = tmp_path / "spec.yaml"
+    kind = "{kind: bpe, vocab_size: 300, file: tokenizer.json, eos_token_id: 1, pad_token_id: 0}"
+    spec.write_text(SPECS["llama"].format(tokenizer=kind), "utf-8")
+    described = resolved(str(spec), ())
+    trained = described.spec.tokenizer.train(["ragged rows are padded on the right, and read from their end"] * 20)
+    trained.save(str(tmp_path / "tokenizer.json"))
+    export(expand(described.spec), tmp_path / "out", io="genai", provider="cpu", dtype="float32", spec=described)
+    text = "rows of größe 5 are read\n"
+    run = genai(tmp_path / "out", PROMPT, text=text, max_length=LENGTH + 1)
+    assert run.encoded is not None
+    assert list(run.encoded) == trained.encode(text).ids
+    assert run.decoded == text
