@@ -212,7 +212,9 @@ def _node(op_type: str, inputs: Sequence[ir.Value], members: Sequence[_Linear], 
 
 
 def _path(members: Sequence[_Linear]) -> str:
-    return _joint_name([(member.matmul.name or "").rpartition("/")[0] for member in members])
+    paths = [(member.matmul.name or "").rpartition("/")[0] for member in members]
+    # Linears of one op, as gate and up of experts, have one path, and nodes on it.
+    return _joint_name(paths) if len(set(paths)) > 1 else f"{paths[0]}/joined"
 
 
 def _joint_name(names: Sequence[str]) -> str:
