@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from archc.cli.export_options import quantization_options
 from archc.cli.options import (
     Command,
     dtype_option,
@@ -62,6 +63,7 @@ from archc.cli.options import (
     is_flag=True,
     help="Windows by GroupQueryAttention's rolling cache instead of a ring. It refuses ragged prompts.",
 )
+@quantization_options
 @click.option("--prune-head", is_flag=True, help="Logits of each row's last token only, (batch, 1, vocab).")
 @seed_option
 @click.option(
@@ -84,6 +86,7 @@ def command(
     weights: str | None,
     dtype: str,
     tokenizer: str | None,
+    quant_block_size: str,
     no_check: bool,
     verify: bool,
     overrides: tuple[str, ...],
@@ -117,6 +120,7 @@ def command(
             tokenizer=None if tokenizer is None else Path(tokenizer),
             check=not no_check,
             judge=_compare if verify else None,
+            quant_block_size=int(quant_block_size),
             progress=progress,
             **choices,
         )

@@ -37,6 +37,7 @@ def print_report(report: dict[str, Any]) -> None:
     print_heading("forms")
     for choice in report["choices"]:
         click.echo(f"  {choice['count']} x {choice['op']}: {choice['form']}")
+    _print_quantization(report["quantization"], report["quality"])
     for heading in ("checks", "notes"):
         if report[heading]:
             print_heading(heading)
@@ -52,6 +53,29 @@ def print_report(report: dict[str, Any]) -> None:
             ("checking", f"{report['seconds_checking']:.2f} s{memory}"),
         ],
         left=2,
+    )
+
+
+def _print_quantization(found: dict[str, Any] | None, quality: dict[str, Any] | str) -> None:
+    if found is not None:
+        zero = "symmetric" if found["symmetric"] else "with zero points"
+        print_heading(f"weights of {found['bits']} bits, blocks of {found['block_size']}, {zero}")
+        click.echo(f"  {', '.join(f'{count} {op}' for op, count in found['nodes'].items())}")
+        before, after, kept = (found[key] for key in ("float_bytes", "quantized_bytes", "kept_bytes"))
+        click.echo(f"  {before:,} B became {after:,} B; {kept:,} B are what they were")
+        if found["int8_activations"]:
+            click.echo("  the CPU's kernels round activations to 8 bits as well")
+        for reason, names in found["kept"].items():
+            click.echo(f"  {len(names)} x float, as {names[0]}: {reason}")
+    if quality:
+        click.echo(f"  {quality if isinstance(quality, str) else _loss(quality)}")
+
+
+def _loss(loss: dict[str, Any]) -> str:
+    return (
+        f"logits of {loss['tokens']} random tokens are off by {loss['max_error']:.3g} at most, {loss['mean_error']:.3g} in "
+        f"the mean, {loss['relative_rms']:.2%} rms of their spread; {loss['top1_agreement']:.0%} keep their first choice "
+        f"({loss['measured_on']})"
     )
 
 

@@ -20,6 +20,7 @@ from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.spec.load import loads_spec
 from archc_exporters.onnx.blocks import dequantize, quantize
+from archc_exporters.onnx.export import export
 from archc_exporters.onnx.lower import lower_graph
 from archc_exporters.onnx.quality import quality_loss
 from archc_exporters.onnx.quantize import QuantizedWeights, quantize_weights
@@ -356,6 +357,36 @@ def test_experts_that_cuda_refuses_stay_in_float_there_alone() -> None:
 def test_what_no_kernel_takes_is_refused(choice: dict[str, int], words: str) -> None:
     with pytest.raises(ArchcError, match=words):
         Quantization(**choice)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_report_says_what_was_rounded_and_what_it_costs(tmp_path: Path, dtype: str) -> None:
+    report = export(graph_of("untied"), tmp_path / "out", dtype=dtype, max_model_len=64, quant="int4", check=True)
+    assert report.quantization is not None
+    assert report.quantization.nodes == {"MatMulNBits": 9}
+    assert report.nodes["com.microsoft.MatMulNBits"] == 9
+    assert not isinstance(report.quality, str)
+    assert 0 < report.quality.relative_rms < RELATIVE_RMS["untied", 4]
+    assert 0 <= report.quality.top1_agreement <= 1
+    assert report.quality.tokens == 96
+    assert ("twins" in report.quality.measured_on) == (dtype == "bfloat16")
+    data = (tmp_path / "out" / "model.onnx.data").stat().st_size
+    # But for padding, and for small constants, which lie in the model file.
+    assert abs(data - report.quantization.quantized_bytes - report.quantization.kept_bytes) < 4096
+
+
+def test_what_can_not_be_run_is_not_measured(tmp_path: Path) -> None:
+    for choice in ({"check": False}, {"no_weights": True}):
+        report = export(graph_of("tied"), tmp_path / "out", max_model_len=64, quant="int8", **choice)  # pyright: ignore[reportArgumentType]
+        assert "not measured" in str(report.quality)
+        assert report.quantization is not None
+
+
+def test_a_float_file_says_nothing_of_rounding_and_takes_no_choice_of_it(tmp_path: Path) -> None:
+    report = export(graph_of("tied"), tmp_path / "out", max_model_len=64)
+    assert (report.quantization, report.quality) == (None, "")
+    with pytest.raises(ArchcError, match="block_size"):
+        export(graph_of("tied"), tmp_path / "out", max_model_len=64, quant_block_size=64)
 
 
 @pytest.mark.skipif(not CHECK.exists(), reason="needs the placement check")

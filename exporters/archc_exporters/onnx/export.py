@@ -30,7 +30,7 @@ from archc_exporters.onnx.report import (
 )
 from archc_exporters.onnx.sources import NoWeights, RandomWeights
 from archc_exporters.onnx.structure import check_structure
-from archc_exporters.onnx.target import Io, Provider, Quantization, Target
+from archc_exporters.onnx.target import Io, Provider, Target, quantization
 from archc_exporters.onnx.tokenizer_files import TokenizerFiles, tokenizer_files
 from archc_exporters.onnx.weights import WeightSource
 from archc_exporters.onnx.write import DATA, MODEL, Progress, write
@@ -46,7 +46,11 @@ def export(
     batched_chunks: bool = False,
     sliding_window_cache: bool = False,
     prune_head: bool = False,
-    quant: Quantization | None = None,
+    quant: str | None = None,
+    quant_block_size: int = 32,
+    quant_zero_points: bool = False,
+    quant_embedding: bool | None = None,
+    quant_head: bool = True,
     weights: Path | None = None,
     no_weights: bool = False,
     seed: int = 0,
@@ -64,8 +68,9 @@ def export(
     ``graph.params()``; with ``no_weights`` their file is referred to and not written. ``overwrite`` allows a folder that holds
     files and no export. ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``, or 4096.
     With ``spec``, that of the graph, ``spec.yaml`` and its tokenizer are written too; ``tokenizer`` is a tokenizer.json that
-    takes its place, or a folder with one. ``check`` runs the file on onnxruntime's CPU in a process of its own, where memory
-    holds it; without it only the structure is checked. ``judge`` compares the file with something else.
+    takes its place, or a folder with one. ``quant`` is int4 or int8, the other ``quant_`` choices are those of
+    ``Quantization``. ``check`` runs the file on onnxruntime's CPU in a process of its own, where memory holds it; without it
+    only the structure is checked. ``judge`` compares the file with something else.
 
     Raises:
         ArchcError: the weights don't fit, a file can't be written, or the graph can't be said in ONNX.
@@ -78,7 +83,13 @@ def export(
         batched_chunks=batched_chunks,
         sliding_window_cache=sliding_window_cache,
         prune_head=prune_head,
-        quant=quant,
+        quant=quantization(
+            quant,
+            block_size=quant_block_size,
+            symmetric=not quant_zero_points,
+            embedding=quant_embedding,
+            head=quant_head,
+        ),
     )
     if max_model_len is None:
         max_model_len = graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS

@@ -162,14 +162,3 @@ def _calls(subject: Subject) -> Sequence[Call]:
         ids=rng.integers(0, vocabulary, (_BATCH, seq)).tolist(), valid=[seq] * _BATCH, columns=seq
     )
     return [make(length - decode), *(make(1) for _ in range(decode))]
-
-
-def text(loss: QualityLoss | str) -> str:
-    """One line for the report."""
-    if isinstance(loss, str):
-        return loss
-    return (
-        f"logits of {loss.tokens} random tokens are off by {loss.max_error:.3g} at most, {loss.mean_error:.3g} in the "
-        f"mean, {loss.relative_rms:.2%} rms of their spread; {loss.top1_agreement:.0%} have the same first choice "
-        f"({loss.measured_on})"
-    )

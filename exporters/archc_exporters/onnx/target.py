@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import onnx_ir as ir
 
@@ -53,6 +53,25 @@ class Quantization:
         if self.block_size not in BLOCK_SIZES:
             legal = ", ".join(str(size) for size in BLOCK_SIZES)
             raise ArchcError(f"blocks of {self.block_size} weights can't be exported; legal: {legal}")
+
+
+def quantization(name: str | None, **choices: Any) -> Quantization | None:
+    """``int4`` or ``int8`` with the fields of ``Quantization``; None for None.
+
+    Raises:
+        ArchcError: there is no such type, or choices are made for none.
+    """
+    if name is None:
+        plain = Quantization(bits=8)
+        chosen = [key for key, value in choices.items() if value != getattr(plain, key)]
+        if chosen:
+            raise ArchcError(
+                f"quantisation's {', '.join(chosen)} is chosen, but no quantisation: set quant to int4 or int8"
+            )
+        return None
+    if name not in ("int4", "int8"):
+        raise ArchcError(f"weights in {name} can't be exported; legal: int4, int8")
+    return Quantization(bits=int(name.removeprefix("int")), **choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
