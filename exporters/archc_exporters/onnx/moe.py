@@ -1,4 +1,4 @@
-"""Mixture of experts: the router in float32, the experts as one MoE node."""
+"""Experts as one MoE node, which is told by its router logits what the router has chosen."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from archc.ops import moe as ops
 from archc.ops.elementwise import GatedActivation
 from archc_exporters.onnx.context import KEEP_FLOAT, MS, Lowering
 from archc_exporters.onnx.elementwise import activate, gated
+from archc_exporters.onnx.routing import SMALLEST, Routing, by_token, normalised, routing_of, rows_of
 from archc_exporters.onnx.transforms import Parts, Transposed
 from archc_exporters.onnx.weights import Array
 
@@ -20,116 +21,82 @@ UNCHOSEN = -1e4
 """Router logit of an expert that is not chosen: exp of it is 0 in every dtype, and float16 holds it."""
 FUSED_GATED, FUSED_PLAIN = ("silu",), ("relu", "silu")
 """Activations that onnxruntime's MoE node computes exactly, by the graph's names; its gelu is an approximation."""
-SMALLEST = 1e-20
-"""Keeps a weight of 0 out of the logarithm, and a sum of 0 out of a denominator."""
-
-
-def route(ctx: Lowering, node: Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Scores, choice and weights in float32: (indices int64, weights float32), both (batch, seq, k)."""
-    op = node.op
-    assert isinstance(op, ops.Route)
-    inner = node.inputs[0].width
-    ctx.note("scores, TopK and weights by standard ops in float32: MoE's own routing knows softmax only")
-    weight = ctx.weight(
-        node, "weight", tag="transposed", shape=(inner, op.num_experts), dtype=FLOAT, transform=Transposed()
-    )
-    weight.meta[KEEP_FLOAT] = "a router, whose choice of experts a rounded score would change"
-    logits = ctx.op("MatMul", ctx.cast(x, FLOAT), weight)
-    if op.bias:
-        logits = ctx.op("Add", logits, ctx.weight(node, "bias", dtype=FLOAT))
-    scores = _scores(ctx, logits, op.scoring_func)
-    choice = scores
-    if op.correction_bias:
-        choice = ctx.op("Add", scores, ctx.weight(node, "e_score_correction_bias"))
-    if op.n_group > op.topk_group:
-        choice = _within_groups(ctx, choice, op)
-    _, indices = _top(ctx, choice, op.top_k)
-    weights = ctx.op("GatherElements", scores, indices, axis=-1)
-    if op.norm_topk_prob:
-        total = ctx.op("ReduceSum", weights, ctx.ints(-1), keepdims=1)
-        weights = ctx.op("Div", weights, ctx.op("Max", total, ctx.scalar(SMALLEST, FLOAT)))
-    if op.routed_scaling_factor != 1.0:
-        weights = ctx.op("Mul", weights, ctx.scalar(op.routed_scaling_factor, FLOAT))
-    return indices, weights
-
-
-def _scores(ctx: Lowering, logits: ir.Value, function: str) -> ir.Value:
-    match function:
-        case "softmax":
-            return ctx.op("Softmax", logits, axis=-1)
-        case "sigmoid":
-            return ctx.op("Sigmoid", logits)
-        case "sqrtsoftplus":
-            return ctx.op("Sqrt", ctx.op("Softplus", logits))
-        case _:
-            raise AssertionError(f"the graph knows a score {function} that this exporter does not")
-
-
-def _within_groups(ctx: Lowering, choice: ir.Value, op: ops.Route) -> ir.Value:
-    """The choice with experts of all but the best groups out of reach."""
-    groups, size = op.n_group, op.num_experts // op.n_group
-    grouped = ctx.op("Reshape", choice, ctx.ints(0, 0, groups, size))
-    # TopK serves for the maximum too: ReduceMax would need cuDNN.
-    best, _ = _top(ctx, grouped, 1 if op.group_score == "max" else min(2, size))
-    score = ctx.op("ReduceSum", best, ctx.ints(-1), keepdims=0)
-    _, kept = _top(ctx, score, op.topk_group)
-    # Ones where a group is kept, in the shapes of the run: 0 x + 1 over the indices, scattered into 0 x over the scores.
-    zero, one = (ctx.scalar(number, INT64) for number in (0, 1))
-    marks = ctx.op("Add", ctx.op("Mul", kept, zero), one)
-    none = ctx.filled(ctx.op("Shape", score, dtype=INT64), 0, INT64)
-    inside = ctx.cast(ctx.op("ScatterElements", none, kept, marks, axis=-1), ir.DataType.BOOL)
-    lowest = ctx.scalar(-float(np.finfo(np.float32).max), FLOAT)
-    masked = ctx.op("Where", ctx.op("Unsqueeze", inside, ctx.ints(3)), grouped, lowest, dtype=FLOAT)
-    return ctx.op("Reshape", masked, ctx.ints(0, 0, op.num_experts))
-
-
-def _top(ctx: Lowering, x: ir.Value, count: int) -> list[ir.Value]:
-    """(values, indices) of the largest of the last dimension."""
-    return ctx.ops("TopK", x, ctx.ints(count), dtypes=(None, INT64), axis=-1)
 
 
 def experts(ctx: Lowering, node: Node, x: ir.Value, indices: ir.Value, weights: ir.Value) -> ir.Value:
     """One MoE node where its activation can be said, every expert for every token elsewhere."""
     op = node.op
     assert isinstance(op, ops.Experts)
+    routing = routing_of(ctx, indices, weights, op.top_k)
+    is_fused = op.activation.function in (FUSED_GATED if op.gated else FUSED_PLAIN)
+    if op.weight_on == "input":
+        return _weighted_on_input(ctx, node, op, x, routing, is_fused=is_fused)
+    if not is_fused:
+        rows = ctx.op("Reshape", x, ctx.ints(-1, node.inputs[0].width))
+        y = _every_expert(ctx, node, op, rows, routing.indices, routing.weights)
+        return ctx.op("Reshape", y, ctx.op("Shape", x, dtype=INT64))
+    router, after = _router_logits(ctx, op, routing)
+    y = _fused(ctx, node, op, x, router, op.top_k)
+    return y if after is None else ctx.op("Mul", y, after)
+
+
+def _weighted_on_input(
+    ctx: Lowering, node: Node, op: ops.Experts, x: ir.Value, routing: Routing, *, is_fused: bool
+) -> ir.Value:
+    """Each (token, expert) pair becomes a row of its own, already weighted, with one expert of weight 1."""
     width, k = node.inputs[0].width, op.top_k
-    rows = ctx.op("Reshape", x, ctx.ints(-1, width))
-    chosen = ctx.op("Reshape", indices, ctx.ints(-1, k))
-    shares = ctx.op("Reshape", weights, ctx.ints(-1, k))
-    on_input = op.weight_on == "input"
-    if on_input:
-        # Each (token, expert) pair becomes a row of its own, already weighted, with one expert of weight 1.
-        column = ctx.cast(ctx.op("Unsqueeze", shares, ctx.ints(2)), ctx.dtype)
-        rows = ctx.op("Reshape", ctx.op("Mul", ctx.op("Unsqueeze", rows, ctx.ints(1)), column), ctx.ints(-1, width))
-        chosen, shares = ctx.op("Reshape", chosen, ctx.ints(-1, 1)), None
-    if op.activation.function in (FUSED_GATED if op.gated else FUSED_PLAIN):
-        y = _fused(ctx, node, op, rows, chosen, shares)
+    column = ctx.cast(ctx.op("Unsqueeze", routing.weights, ctx.ints(2)), ctx.dtype)
+    tokens = ctx.op("Reshape", x, ctx.ints(-1, 1, width))
+    rows = ctx.op("Reshape", ctx.op("Mul", tokens, column), ctx.ints(-1, width))
+    chosen = ctx.op("Reshape", routing.indices, ctx.ints(-1, 1))
+    if is_fused:
+        ctx.note("MoE over (token, expert) rows with k = 1: the weight stands on the input")
+        router = ctx.op(
+            "ScatterElements",
+            rows_of(ctx, op.num_experts, UNCHOSEN, ctx.dtype, times=k),
+            chosen,
+            rows_of(ctx, 1, 0.0, ctx.dtype, times=k),
+            axis=1,
+        )
+        y = _fused(ctx, node, op, rows, router, 1)
     else:
-        y = _every_expert(ctx, node, op, rows, chosen, shares)
-    if on_input and k > 1:
+        y = _every_expert(ctx, node, op, rows, chosen, None)
+    if k > 1:
         ones = ctx.filled(ctx.ints(1, k), 1.0, ctx.dtype)
         y = ctx.op("MatMul", ones, ctx.op("Reshape", y, ctx.ints(-1, k, width)))
     return ctx.op("Reshape", y, ctx.op("Shape", x, dtype=INT64))
 
 
-def _fused(
-    ctx: Lowering, node: Node, op: ops.Experts, rows: ir.Value, chosen: ir.Value, shares: ir.Value | None
-) -> ir.Value:
-    """MoE normalises by a softmax over its top k; over logarithms of the weights that is weight / sum, then times the sum."""
-    if shares is None:
-        ctx.note("MoE over (token, expert) rows with k = 1: the weight stands on the input")
-        logits, total, k = ctx.cast(ctx.op("Mul", chosen, ctx.scalar(0, INT64)), ctx.dtype), None, 1
-    else:
-        ctx.note("MoE with logarithms of the weights as router logits: any router's weights, exactly")
-        total, k = ctx.op("ReduceSum", shares, ctx.ints(-1), keepdims=1), op.top_k
-        # Shares of the sum, so that the logarithms are small and keep their digits in 16 bits.
-        smallest = ctx.scalar(SMALLEST, FLOAT)
-        share = ctx.op("Div", shares, ctx.op("Max", total, smallest))
-        logits = ctx.cast(ctx.op("Log", ctx.op("Max", share, smallest)), ctx.dtype)
-    router = _scattered(ctx, op, chosen, logits, UNCHOSEN)
+def _router_logits(ctx: Lowering, op: ops.Experts, routing: Routing) -> tuple[ir.Value, ir.Value | None]:
+    """(what MoE takes for router logits, (rows, E); what its output is multiplied by, None for nothing).
 
+    MoE normalises by a softmax over its top k; over logarithms that is score / sum of scores.
+    """
+    if routing.logits is not None and routing.factor is not None and ctx.dtype == FLOAT:
+        ctx.note("MoE with the router's own logits: a softmax over the chosen ones is what it computes")
+        return routing.logits, _factor(ctx, routing.factor)
+    ctx.note("MoE with logarithms of the weights as router logits: any router's weights, exactly")
+    after, scores = None, routing.scores
+    if routing.factor is not None:
+        after = _factor(ctx, routing.factor)
+    else:
+        total = ctx.op("ReduceSum", routing.weights, ctx.ints(-1), keepdims=1)
+        after = ctx.op("Reshape", ctx.cast(total, ctx.dtype), ctx.shared(("by token", 1), lambda: by_token(ctx, 1)))
+    if ctx.dtype != FLOAT:
+        # Shares of the sum, so that the logarithms are small and keep their digits in 16 bits.
+        scores = normalised(ctx, scores)
+    logits = ctx.cast(ctx.op("Log", ctx.op("Max", scores, ctx.scalar(SMALLEST, FLOAT))), ctx.dtype)
+    base = rows_of(ctx, op.num_experts, UNCHOSEN, ctx.dtype)
+    return ctx.op("ScatterElements", base, routing.indices, logits, axis=1), after
+
+
+def _factor(ctx: Lowering, factor: float) -> ir.Value | None:
+    return None if factor == 1.0 else ctx.scalar(factor)
+
+
+def _fused(ctx: Lowering, node: Node, op: ops.Experts, rows: ir.Value, router: ir.Value, k: int) -> ir.Value:
     first, first_bias, numbers = _first_layer(ctx, node, op)
-    y = ctx.op(
+    return ctx.op(
         "MoE",
         rows,
         router,
@@ -143,7 +110,6 @@ def _fused(
         normalize_routing_weights=1,
         **numbers,
     )
-    return y if total is None else ctx.op("Mul", y, ctx.cast(total, ctx.dtype))
 
 
 def _first_layer(ctx: Lowering, node: Node, op: ops.Experts) -> tuple[ir.Value, ir.Value | None, dict[str, Any]]:
@@ -180,7 +146,10 @@ def _every_expert(
     wide = count * inner
     if shares is None:
         shares = ctx.op("Add", ctx.op("Mul", ctx.cast(chosen, FLOAT), ctx.scalar(0.0, FLOAT)), ctx.scalar(1.0, FLOAT))
-    share = _scattered(ctx, op, chosen, ctx.cast(shares, ctx.dtype), 0.0)
+    # Zeros in the shape of the rows at hand: there are more of them than tokens where the weight stands on the input.
+    rows_at_hand = ctx.op("Concat", ctx.op("Shape", chosen, dtype=INT64, start=0, end=1), ctx.ints(count), axis=0)
+    nowhere = ctx.filled(rows_at_hand, 0.0, ctx.dtype)
+    share = ctx.op("ScatterElements", nowhere, chosen, ctx.cast(shares, ctx.dtype), axis=1)
 
     def out_of(weight: Array) -> Array:
         return weight.transpose(0, 2, 1).reshape(-1, width)
@@ -207,10 +176,3 @@ def _every_expert(
     biases = ctx.weight(node, "down_proj_bias")
     biases.meta[KEEP_FLOAT] = "biases of experts"
     return ctx.op("Add", y, ctx.op("MatMul", share, biases))
-
-
-def _scattered(ctx: Lowering, op: ops.Experts, chosen: ir.Value, numbers: ir.Value, elsewhere: float) -> ir.Value:
-    """Numbers (rows, k) at the chosen experts of (rows, num_experts), ``elsewhere`` at the others."""
-    rows = ctx.op("Shape", chosen, dtype=INT64, start=0, end=1)
-    base = ctx.filled(ctx.op("Concat", rows, ctx.ints(op.num_experts), axis=0), elsewhere, ctx.dtype)
-    return ctx.op("ScatterElements", base, chosen, numbers, axis=1)
