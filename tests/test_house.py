@@ -29,6 +29,7 @@ GROUPS = {
     "archc.onnx",
     "archc.exporter",
     "archc.runtime",
+    "archc.inspector",
 }
 """A promise to authors of plugins: a group may be added here, never renamed or removed."""
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "export": "A fused ONNX model.",
     "run": "Text or ids that an exported model writes.",
     "bench": "How fast an exported model runs, beside what memory allows.",
+    "inspect": "Which provider takes each node of an ONNX file, and what it can't run.",
     "schema": "The JSON Schema of specs, for editors.",
     "plugins": "The kinds, ops and exporters that are installed.",
 }

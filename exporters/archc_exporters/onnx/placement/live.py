@@ -22,7 +22,7 @@ import onnx
 import onnxruntime as ort
 
 from archc_exporters.onnx.placement.copies import Copy
-from archc_exporters.onnx.placement.report import HARMLESS, OffNode, Placement, sorted_counts
+from archc_exporters.onnx.placement.report import HARMLESS, OffNode, Placement, grouped, leaving, sorted_counts
 from archc_exporters.onnx.placement.summary import external_files
 from archc_exporters.onnx.placement.tables import CPU, CUDA
 
@@ -106,8 +106,9 @@ def _placement(found: dict[str, Any], log: str, predicted: Placement) -> Placeme
         if provider != "cuda":
             reason = reasons.get(name, "added by onnxruntime")
             harmless = reason == HARMLESS
-            detail = details.get(name, "")
+            detail = details.get(name, reason)
             off.append(OffNode(name=name, op=op, provider=provider, reason=reason, detail=detail, harmless=harmless))
+    kept = (limit for limit in predicted.limits if limit.severity != "leaves the GPU")
     return replace(
         predicted,
         source=f"a session of onnxruntime {found['onnxruntime']} on this machine's GPU",
@@ -115,7 +116,10 @@ def _placement(found: dict[str, Any], log: str, predicted: Placement) -> Placeme
         nodes=sorted_counts(counts),
         off=tuple(off),
         memcpy=tuple(_copies(log)),
-        limits=tuple(limit for limit in predicted.limits if limit.severity != "leaves the GPU"),
+        limits=(
+            *kept,
+            *grouped((node.op, node.name, leaving(node.op, node.detail)) for node in off if not node.harmless),
+        ),
     )
 
 

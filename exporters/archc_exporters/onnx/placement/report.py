@@ -104,16 +104,13 @@ class Placement:
 
     def objections(self) -> list[str]:
         """Why the file does not run wholly on its provider, a line each; empty where it does."""
-        lines = [f"{_joined(limit.nodes)}: {limit.op}: {limit.message}{_or(limit.choice)}" for limit in self.failures]
-        away: dict[tuple[str, str, str], list[str]] = {}
-        for node in self.away:
-            # What nothing runs is among the failures already.
-            if not node.provider:
-                continue
-            away.setdefault((node.op, node.provider, node.detail), []).append(node.name)
-        for (op, provider, detail), names in away.items():
-            lines.append(f"{_joined(names)}: {op} is on {provider}: {detail}{_or(_advice(op, detail))}")
-        return lines
+        return [
+            f"{limit.op} {'fails' if limit.severity == 'fails' else 'leaves the GPU'}: {limit.message}"
+            + (f"; instead: {limit.choice}" if limit.choice else "")
+            + f" ({_joined(limit.nodes)})"
+            for limit in self.limits
+            if limit.severity in ("fails", "leaves the GPU")
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
@@ -142,17 +139,29 @@ def report(root: Scope, *, provider: str, types: Mapping[str, str], shapes: Shap
 
 def limits(root: Scope, *, provider: str, types: Mapping[str, str], shapes: Shapes) -> tuple[Limit, ...]:
     """The limits that nodes meet, the worst first, one for all nodes of an op that meet the same."""
-    met: dict[tuple[str, Finding], list[str]] = {}
+    met: list[tuple[str, str, Finding]] = []
     for scope in root.all_scopes():
         for site in scope.sites:
             case = Case(site=site, provider=provider, types=types, shapes=shapes, is_inside=scope.outer is not None)
-            for finding in (*findings(case), *_placed(site, provider)):
-                met.setdefault((op_name(site), finding), []).append(site.name)
+            met += [(op_name(site), site.name, finding) for finding in (*findings(case), *_placed(site, provider))]
+    return grouped(met)
+
+
+def grouped(met: Iterable[tuple[str, str, Finding]]) -> tuple[Limit, ...]:
+    """(op, node, finding), those of one op that say the same as one limit."""
+    groups: dict[tuple[str, Finding], list[str]] = {}
+    for op, name, finding in met:
+        groups.setdefault((op, finding), []).append(name)
     found = [
         Limit(op=op, severity=finding.severity, message=finding.message, choice=finding.choice, nodes=tuple(names))
-        for (op, finding), names in met.items()
+        for (op, finding), names in groups.items()
     ]
     return tuple(sorted(found, key=lambda limit: SEVERITIES.index(limit.severity)))
+
+
+def leaving(op: str, detail: str) -> Finding:
+    """The finding for a node that is not on the GPU."""
+    return Finding("leaves the GPU", detail, _advice(op, detail))
 
 
 def sorted_counts(counts: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
@@ -172,7 +181,7 @@ def _placed(site: Site, provider: str) -> Iterable[Finding]:
     elif not site.provider:
         yield Finding("fails", site.detail or "no kernel", _advice(op_name(site), site.detail))
     elif site.provider != provider and site.reason != HARMLESS:
-        yield Finding("leaves the GPU", site.detail, _advice(op_name(site), site.detail))
+        yield leaving(op_name(site), site.detail)
 
 
 def _advice(op: str, detail: str) -> str:
@@ -198,7 +207,3 @@ def _joined(names: Iterable[str]) -> str:
     names = list(names)
     more = f" and {len(names) - SHOWN_NODES} more" if len(names) > SHOWN_NODES else ""
     return ", ".join(names[:SHOWN_NODES]) + more
-
-
-def _or(choice: str) -> str:
-    return f"; instead: {choice}" if choice else ""

@@ -28,14 +28,19 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """A cache: its input, the output that replaces it (None where there is none), type and shape."""
+    """A cache: its input, the output that replaces it (None where there is none), type and shape.
 
-    input: str
+    Attributes:
+        bytes_per_token: bytes a sequence and a row of the dimension that grows; 0 where none but the first has a name.
+        bytes_per_sequence: bytes a sequence where no dimension grows, else 0.
+    """
+
+    name: str
     output: str | None
     dtype: str
     shape: tuple[int | str, ...]
-    elements_per_row: int
-    """Elements a sequence and a row of each dimension that has a name; all elements where none has."""
+    bytes_per_token: int
+    bytes_per_sequence: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +75,7 @@ def summary(model: onnx.ModelProto, path: Path) -> Summary:
     inputs, outputs = _tensors(v for v in graph.input if v.name not in stored), _tensors(graph.output)
     made = {tensor.name for tensor in outputs}
     caches = tuple(_cache(tensor, made) for tensor in inputs if tensor.name.startswith(PAST))
-    taken = {name for cache in caches for name in (cache.input, cache.output)}
+    taken = {name for cache in caches for name in (cache.name, cache.output)}
     return Summary(
         file=str(path),
         ir_version=model.ir_version,
@@ -110,12 +115,15 @@ def _tensors(values: Iterable[onnx.ValueInfoProto]) -> tuple[Tensor, ...]:
 
 def _cache(tensor: Tensor, outputs: set[str]) -> Cache:
     output = present_name(tensor.name)
+    size = prod(dim for dim in tensor.shape if isinstance(dim, int)) * bits(tensor.dtype) // 8
+    grows = any(isinstance(dim, str) for dim in tensor.shape[1:])
     return Cache(
-        input=tensor.name,
+        name=tensor.name,
         output=output if output in outputs else None,
         dtype=tensor.dtype,
         shape=tensor.shape,
-        elements_per_row=prod(dim for dim in tensor.shape if isinstance(dim, int)),
+        bytes_per_token=size if grows else 0,
+        bytes_per_sequence=0 if grows else size,
     )
 
 
