@@ -52,6 +52,13 @@ from archc.cli.options import (
     allowed=("float32", "float16", "bfloat16"),
     default="float16",
 )
+@click.option(
+    "--io",
+    type=click.Choice(["archc", "genai"]),
+    default="archc",
+    show_default=True,
+    help="Inputs and caches as archc run binds them, or as onnxruntime-genai does, with a genai_config.json.",
+)
 @max_model_len_option
 @click.option(
     "--batched-chunks",

@@ -8,7 +8,9 @@ from typing import Any
 
 import onnx
 import pytest
+from click.testing import CliRunner
 
+from archc.cli.main import archc
 from archc.errors import ArchcError
 from archc.expansion import expand
 from archc.spec.resolved import resolved
@@ -142,3 +144,16 @@ def test_heads_that_give_no_logits_are_refused(tmp_path: Path):
 def test_a_written_file_is_run_in_its_own_convention(name: str, tmp_path: Path):
     report = exported(tmp_path, SPECS[name].format(tokenizer=ENDS), check=True)
     assert any("all numbers finite" in line for line in report.checks)
+
+
+def test_the_command_line_writes_such_a_folder(tmp_path: Path):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPECS["llama"].format(tokenizer="{kind: external, vocab_size: 61}"), "utf-8")
+    options = ["-o", str(tmp_path / "out"), "--io", "genai", "--provider", "cpu", "--dtype", "f32", "--no-check"]
+    refused = CliRunner().invoke(archc, ["export", str(spec), *options])
+    assert refused.exit_code == 2
+    assert "--set tokenizer.eos_token_id=ID" in refused.stderr
+    done = CliRunner().invoke(archc, ["export", str(spec), *options, "--set", "tokenizer.eos_token_id=3"])
+    assert done.exit_code == 0, done.output
+    assert "onnxruntime-genai's" in done.output
+    assert config_of(tmp_path)["model"]["eos_token_id"] == 3
