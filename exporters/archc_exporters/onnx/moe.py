@@ -81,7 +81,7 @@ def _router_logits(ctx: Lowering, op: ops.Experts, routing: Routing) -> tuple[ir
         after = _factor(ctx, routing.factor)
     else:
         total = ctx.op("ReduceSum", routing.weights, ctx.ints(-1), keepdims=1)
-        after = ctx.op("Reshape", ctx.cast(total, ctx.dtype), ctx.shared(("by token", 1), lambda: by_token(ctx, 1)))
+        after = ctx.op("Reshape", ctx.cast(total, ctx.dtype), by_token(ctx, 1))
     if ctx.dtype != FLOAT:
         # Shares of the sum, so that the logarithms are small and keep their digits in 16 bits.
         scores = normalised(ctx, scores)

@@ -87,8 +87,8 @@ def route(ctx: Lowering, node: Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
         factor=op.routed_scaling_factor if op.norm_topk_prob else None,
         logits=logits if plain else None,
     )
-    by_token = ctx.shared(("by token", op.top_k), lambda: by_token(ctx, op.top_k))
-    results = ctx.op("Reshape", indices, by_token), ctx.op("Reshape", weights, by_token)
+    shape = by_token(ctx, op.top_k)
+    results = ctx.op("Reshape", indices, shape), ctx.op("Reshape", weights, shape)
     results[0].meta[ROUTING] = routing
     return results
 
@@ -161,4 +161,9 @@ def _within_groups(ctx: Lowering, choice: ir.Value, op: ops.Route) -> ir.Value:
 
 def by_token(ctx: Lowering, width: int) -> ir.Value:
     """The shape (batch, seq, width)."""
-    return ctx.op("Concat", ctx.op("Shape", ctx.inputs["input_ids"], dtype=INT64), ctx.ints(width), axis=0)
+
+    def make() -> ir.Value:
+        tokens = ctx.op("Shape", ctx.inputs["input_ids"], dtype=INT64)
+        return ctx.op("Concat", tokens, ctx.ints(width), axis=0)
+
+    return ctx.shared(("by token", width), make)
