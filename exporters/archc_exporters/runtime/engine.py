@@ -30,7 +30,7 @@ class Engine:
         self.batch, self.capacity = batch, capacity
         self.lengths: Array = np.zeros(batch, np.int64)
         self._kept = [_Kept(session, cache, batch=batch, capacity=capacity, device=device) for cache in contract.caches]
-        self._binding = session.io_binding()
+        self._binding, self._is_bound = session.io_binding(), False
         self._logits = _Logits(session, contract, device)
         self._zeros: dict[tuple[int, ...], Array] = {}
 
@@ -49,9 +49,13 @@ class Engine:
         Returns the logits of each row's last valid token, (batch, vocab_size), good until the next call; None unless
         ``wanted``. A row without valid tokens has logits that mean nothing.
         """
+        # Outputs stay bound from call to call, so that logits nobody wants need a binding without them.
+        binding = self._binding if wanted else self._session.io_binding()
         for kept in self._kept:
-            kept.bind(self._binding)
-        logits = self._run(self._binding, input_ids, self.lengths, valid, wanted)
+            if not wanted or not kept.stays or not self._is_bound:
+                kept.bind(binding)
+        self._is_bound = self._is_bound or wanted
+        logits = self._run(binding, input_ids, self.lengths, valid, wanted)
         for kept in self._kept:
             kept.turn()
         self.lengths += input_ids.shape[1] if valid is None else valid
@@ -76,11 +80,6 @@ class Engine:
         rows, seq = input_ids.shape
         if wanted:
             self._logits.bind(binding, rows, seq)
-        elif binding is self._binding:
-            # Outputs stay bound from call to call, and those that nobody wants would be copied.
-            binding.clear_binding_outputs()
-            for kept in self._kept:
-                kept.bind(binding)
         self._session.run_with_iobinding(binding)
         return self._logits.last(rows, seq, valid) if wanted else None
 
@@ -106,6 +105,7 @@ class _Kept:
         self, session: ort.InferenceSession, cache: Cache, *, batch: int, capacity: int, device: Provider
     ) -> None:
         self.cache, self._session = cache, session
+        self.stays = cache.in_place
         shape = cache.allocated(batch=batch, capacity=capacity)
         row_bytes = cache.bytes_per_sequence + cache.bytes_per_token * capacity
         self.blocks = [Block(batch * row_bytes, device) for _ in range(1 if cache.in_place else 2)]
