@@ -81,6 +81,11 @@ from archc.cli.options import (
 )
 @click.option("--no-check", is_flag=True, help="Do not run the written file.")
 @click.option(
+    "--check-provider",
+    type=click.Choice(["cuda", "cpu"]),
+    help="Say where each node goes, and exit 1 if one leaves this provider; shape arithmetic may.",
+)
+@click.option(
     "--verify",
     is_flag=True,
     help="Compare the written file with torch on the same weights: prefill, a chunk, rows of two lengths, 32 decode steps.",

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from archc.cli.placement_text import print_placement
 from archc.cli.table import print_heading, print_pairs, print_table, ranges
 from archc.units import gib
 
@@ -44,6 +45,8 @@ def print_report(report: dict[str, Any]) -> None:
             for line in report[heading]:
                 click.echo(f"  {line}")
     _print_comparisons(report["comparisons"])
+    if report["placement"] is not None:
+        print_placement(report["placement"])
     peak = report["check_peak_bytes"]
     memory = "" if peak is None else f", {gib(peak)} in a process of its own"
     print_heading("time")

@@ -31,7 +31,8 @@ def command(
     from pathlib import Path
 
     from archc import registry
-    from archc.cli.inspect_text import failed_checks, print_inspection
+    from archc.cli.inspect_text import print_inspection
+    from archc.cli.placement_text import failed_checks
 
     path = Path(file)
     inspect = registry.load("inspector", "onnx")

@@ -41,6 +41,7 @@ OPTIONS = {
         "--seed",
         "--tokenizer",
         "--no-check",
+        "--check-provider",
         "--verify",
         "--set",
         "--json",

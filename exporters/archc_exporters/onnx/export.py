@@ -19,6 +19,7 @@ from archc_exporters.onnx.contract import write_contract
 from archc_exporters.onnx.folder import staged
 from archc_exporters.onnx.genai.config import GenaiFiles, genai_files
 from archc_exporters.onnx.lower import IR_VERSION, lower_graph
+from archc_exporters.onnx.placement.check import require_provider
 from archc_exporters.onnx.quality import QualityLoss, measure
 from archc_exporters.onnx.report import (
     Choice,
@@ -59,6 +60,7 @@ def export(
     tokenizer: Path | None = None,
     overwrite: bool = False,
     check: bool = True,
+    check_provider: str | None = None,
     judge: Judge | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -70,7 +72,8 @@ def export(
     With ``spec``, that of the graph, ``spec.yaml`` and its tokenizer are written too; ``tokenizer`` is a tokenizer.json that
     takes its place, or a folder with one. ``quant`` is int4 or int8, the other ``quant_`` choices are those of
     ``Quantization``. ``check`` runs the file on onnxruntime's CPU in a process of its own, where memory holds it; without it
-    only the structure is checked. ``judge`` compares the file with something else.
+    only the structure is checked. ``check_provider`` names the provider that must take every node but shape arithmetic.
+    ``judge`` compares the file with something else.
 
     Raises:
         ArchcError: the weights don't fit, a file can't be written, or the graph can't be said in ONNX.
@@ -109,6 +112,7 @@ def export(
         data_bytes = write(model, stage, progress, has_data=subject.has_data)
         written = time.perf_counter()
         structure = check_structure(stage / MODEL, has_data=subject.has_data)
+        placement = None if check_provider is None else require_provider(stage / MODEL, check_provider)
         found = Outcome()
         if plan is not None:
             found = check_export(stage / MODEL, subject, plan, judge=judge, run=check, progress=progress)
@@ -130,6 +134,7 @@ def export(
             checks=(structure, *found.lines),
             quantization=ctx.quantization,
             quality=quality,
+            placement=placement,
             comparisons=found.comparisons,
             seconds_writing=written - started,
             seconds_checking=checked - written,

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from archc.graph.graph import CAPACITY_MULTIPLE, Graph
 from archc.ir.size import CAPACITY
 from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.placement.report import Placement
 from archc_exporters.onnx.quality import QualityLoss
 from archc_exporters.onnx.quantize import QuantizedWeights
 from archc_exporters.onnx.weights import NUMPY_DTYPES
@@ -68,6 +69,8 @@ class ExportReport:
     """What rounding of weights or caches costs the logits, or why that was not measured; empty where nothing is rounded."""
     comparisons: tuple[dict[str, Any], ...] = ()
     """A judge's figures, a way of cutting tokens into calls each; empty where nothing was compared."""
+    placement: Placement | None = None
+    """Which provider takes which nodes; None where that was not asked."""
     seconds_writing: float = 0.0
     seconds_checking: float = 0.0
     check_peak_bytes: int | None = None
@@ -75,7 +78,7 @@ class ExportReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
-        return asdict(self)
+        return asdict(self) | {"placement": None if self.placement is None else self.placement.to_json()}
 
 
 def count_nodes(model: ir.Model) -> dict[str, int]:

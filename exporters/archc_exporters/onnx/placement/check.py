@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from archc.errors import ArchcError
+from archc.errors import ArchcError, CheckFailedError
 from archc_exporters.onnx.placement.element_types import element_types, opsets
 from archc_exporters.onnx.placement.live import ask_session, can_ask
 from archc_exporters.onnx.placement.predict import predict
@@ -32,6 +32,20 @@ def check_provider(path: Path, provider: str = "cuda") -> Placement:
         ArchcError: the file can't be read, or the provider is unknown.
     """
     return place(read(path), path, provider)
+
+
+def require_provider(path: Path, provider: str) -> Placement:
+    """``check_provider`` of a file that has to run on the provider, all but its shape arithmetic.
+
+    Raises:
+        CheckFailedError: nodes leave the provider, or can't run on it; the message has the reasons.
+    """
+    placement = check_provider(path, provider)
+    objections = placement.objections()
+    if objections:
+        lines = "".join(f"\n  {line}" for line in objections)
+        raise CheckFailedError(f"{path.name} does not run on {provider}, says {placement.source}:{lines}")
+    return placement
 
 
 @dataclass(frozen=True, slots=True)
