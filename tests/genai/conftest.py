@@ -109,6 +109,7 @@ def genai(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
 class Pair:
     """An architecture in both conventions, and what archc's own file says: (batch, STEPS) tokens, logits (STEPS, batch, V)."""
 
+    archc: Path
     genai: Path
     end: int
     """The id that ends a text and pads, which no greedy token is."""
@@ -155,7 +156,7 @@ def make(name: str, folder: Path, *, dtype: str = "float32", **options: Any) -> 
     described = resolved(str(spec_of(name, folder, end)), ())
     export(expand(described.spec), folder / "genai", io="genai", spec=described, **both, **options)
     tokens, logits = (np.stack(part, axis) for part, axis in zip(zip(*runs, strict=True), (0, 1), strict=True))
-    return Pair(folder / "genai", end, tokens, logits)
+    return Pair(folder / "archc", folder / "genai", end, tokens, logits)
 
 
 @pytest.fixture(scope="session")

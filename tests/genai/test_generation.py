@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from archc import load
 from archc.expansion import expand
 from archc.spec.resolved import resolved
 from archc_exporters.onnx.export import export
@@ -44,6 +45,14 @@ def test_greedy_tokens_are_those_of_archcs_own_file(name: str, pair: Pairs, gena
 def test_a_ragged_batch_is_padded_on_the_right(name: str, pair: Pairs, genai: Runner):
     made = pair(name)
     assert_same(genai(made.genai, padded(made.end), max_length=LENGTH + STEPS), made, 2)
+
+
+@pytest.mark.parametrize("name", ["llama", "windows and sinks", "kda hybrid"])
+def test_archc_run_gives_the_same_tokens(name: str, pair: Pairs, genai: Runner):
+    made = pair(name)
+    run = genai(made.genai, padded(made.end), max_length=LENGTH + STEPS)
+    rows = load(made.archc, threads=1).generate(RAGGED, max_new_tokens=STEPS).ids
+    np.testing.assert_array_equal(run.tokens[:, -STEPS:], rows)
 
 
 @pytest.mark.parametrize("name", ["windows and sinks", "odd heads", "gated deltanet hybrid"])
