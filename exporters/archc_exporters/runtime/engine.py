@@ -30,7 +30,10 @@ class Engine:
         self.batch, self.capacity = batch, capacity
         self.lengths: Array = np.zeros(batch, np.int64)
         self._kept = [_Kept(session, cache, batch=batch, capacity=capacity, device=device) for cache in contract.caches]
-        self._binding, self._is_bound = session.io_binding(), False
+        # Calls until buffers lie as they did: two where some take turns. Each has a binding, which is made when it is first met.
+        self._period = max((len(kept.blocks) for kept in self._kept), default=1)
+        self._turn = 0
+        self._bindings: dict[int, ort.IOBinding] = {}
         self._logits = _Logits(session, contract, device)
         self._zeros: dict[tuple[int, ...], Array] = {}
 
@@ -41,7 +44,7 @@ class Engine:
 
     def caches(self) -> dict[str, View]:
         """Input's name -> what the next call will read."""
-        return {kept.cache.input: kept.past() for kept in self._kept}
+        return {kept.cache.input: kept.past(self._turn) for kept in self._kept}
 
     def step(self, input_ids: Array, valid: Array | None = None, *, wanted: bool = True) -> Array | None:
         """Feed new tokens (batch, seq), of which ``valid`` (batch,) a row are no padding.
@@ -49,22 +52,27 @@ class Engine:
         Returns the logits of each row's last valid token, (batch, vocab_size), good until the next call; None unless
         ``wanted``. A row without valid tokens has logits that mean nothing.
         """
-        # Outputs stay bound from call to call, so that logits nobody wants need a binding without them.
-        binding = self._binding if wanted else self._session.io_binding()
-        for kept in self._kept:
-            if not wanted or not kept.stays or not self._is_bound:
-                kept.bind(binding)
-        self._is_bound = self._is_bound or wanted
-        logits = self._run(binding, input_ids, self.lengths, valid, wanted)
-        for kept in self._kept:
-            kept.turn()
+        logits = self._run(self._bound(wanted=wanted), input_ids, self.lengths, valid, wanted)
+        self._turn = (self._turn + 1) % self._period
         self.lengths += input_ids.shape[1] if valid is None else valid
         return logits
+
+    def _bound(self, *, wanted: bool) -> ort.IOBinding:
+        """A binding of all caches as this turn finds them."""
+        if wanted and self._turn in self._bindings:
+            return self._bindings[self._turn]
+        binding = self._session.io_binding()
+        for kept in self._kept:
+            kept.bind(binding, self._turn)
+        # Outputs stay bound from call to call, so that where logits are not wanted the binding is another.
+        if wanted:
+            self._bindings[self._turn] = binding
+        return binding
 
     def step_row(self, row: int, input_ids: Array, *, wanted: bool = True) -> Array | None:
         """Feed new tokens (1, seq) to one row and leave the others alone. Logits are (1, vocab_size)."""
         binding = self._session.io_binding()
-        pairs = [kept.bind_row(binding, row) for kept in self._kept]
+        pairs = [kept.bind_row(binding, self._turn, row) for kept in self._kept]
         logits = self._run(binding, input_ids, self.lengths[row : row + 1], None, wanted)
         for past, present in pairs:
             if past is not present:
@@ -105,38 +113,32 @@ class _Kept:
         self, session: ort.InferenceSession, cache: Cache, *, batch: int, capacity: int, device: Provider
     ) -> None:
         self.cache, self._session = cache, session
-        self.stays = cache.in_place
         shape = cache.allocated(batch=batch, capacity=capacity)
         row_bytes = cache.bytes_per_sequence + cache.bytes_per_token * capacity
         self.blocks = [Block(batch * row_bytes, device) for _ in range(1 if cache.in_place else 2)]
         self._views = [View(session, block, cache.dtype, shape) for block in self.blocks]
         self._row_shape, self._row_bytes = (1, *shape[1:]), row_bytes
-        self._at = 0
 
-    def past(self) -> View:
-        return self._views[self._at]
+    def past(self, turn: int) -> View:
+        return self._views[turn % len(self._views)]
 
-    def present(self) -> View:
-        return self._views[self._at - 1]
+    def present(self, turn: int) -> View:
+        return self.past(turn + 1)
 
-    def bind(self, binding: ort.IOBinding) -> None:
-        binding.bind_ortvalue_input(self.cache.input, self.past().value)
-        binding.bind_ortvalue_output(self.cache.output, self.present().value)
+    def bind(self, binding: ort.IOBinding, turn: int) -> None:
+        binding.bind_ortvalue_input(self.cache.input, self.past(turn).value)
+        binding.bind_ortvalue_output(self.cache.output, self.present(turn).value)
 
-    def bind_row(self, binding: ort.IOBinding, row: int) -> tuple[View, View]:
+    def bind_row(self, binding: ort.IOBinding, turn: int, row: int) -> tuple[View, View]:
         """Bind one row as a batch of one. Returns its past and its present, which are one where the cache is in place."""
-        past = self._row(self._at, row)
-        present = past if self.cache.in_place else self._row(self._at - 1, row)
+        past = self._row(turn, row)
+        present = past if self.cache.in_place else self._row(turn + 1, row)
         binding.bind_ortvalue_input(self.cache.input, past.value)
         binding.bind_ortvalue_output(self.cache.output, present.value)
         return past, present
 
-    def turn(self) -> None:
-        """What was the present is the past of the next call."""
-        self._at = len(self.blocks) - 1 - self._at
-
-    def _row(self, at: int, row: int) -> View:
-        block = self.blocks[at]
+    def _row(self, turn: int, row: int) -> View:
+        block = self.blocks[turn % len(self.blocks)]
         return View(self._session, block, self.cache.dtype, self._row_shape, row * self._row_bytes)
 
 
