@@ -111,7 +111,10 @@ def _prefix(place: Path, home: Path) -> str:
 
 def _make(home: Path) -> list[Path]:
     """Make the folder and those above it; the ones that were made, the topmost first."""
-    missing = [folder for folder in (home, *home.parents) if not folder.exists()]
+    above = [home, *home.parents]
+    missing = above[: next(number for number, folder in enumerate(above) if folder.exists())]
+    if not above[len(missing)].is_dir():
+        raise ArchcError(f"{above[len(missing)]} is a file; a folder is written")
     home.mkdir(parents=True, exist_ok=True)
     return missing[::-1]
 
@@ -166,7 +169,10 @@ def _clear(place: Path) -> None:
     """Undo what a killed export to this place left half done, and remove what it left over."""
     for name in _listed(place):
         if name.startswith(_STAGE) and is_abandoned(place / name):
-            move_out(place / name, place)
+            # Its archc.json is the last file to be moved: without it the others are in their places.
+            unfinished = _files_of_export(place / name)
+            if unfinished is not None:
+                move_out(place / name, place, unfinished)
             shutil.rmtree(place / name, ignore_errors=True)
     for name in _listed(place.parent):
         leftover = place.parent / name

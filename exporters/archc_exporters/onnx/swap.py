@@ -15,7 +15,7 @@ ASIDE = ".archc-before-"
 _BEFORE = ".before"
 """In a stage inside the folder: the files that were there."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_LAST = ("archc.json", "model.onnx")
+_LAST = ("model.onnx", "archc.json")
 """What makes a folder an export: taken away first and put in last, so that no mixture looks like one."""
 
 
@@ -47,27 +47,26 @@ def move_in(stage: Path, place: Path, new: Collection[str], old: Collection[str]
     """Files of a stage inside ``place`` take the place of the old ones, one by one; all or none unless the process is killed."""
     before = stage / _BEFORE
     before.mkdir()
-    moved: list[str] = []
     try:
         for name in _ordered(old)[::-1]:
-            if (place / name).exists() or (place / name).is_symlink():
+            if os.path.lexists(place / name):
                 (place / name).rename(before / name)
         for name in _ordered(new):
-            moved.append(name)
             (stage / name).rename(place / name)
     except BaseException:
-        for name in moved:
-            (place / name).unlink(missing_ok=True)
-        move_out(stage, place)
+        move_out(stage, place, new)
         raise
 
 
-def move_out(stage: Path, place: Path) -> None:
-    """Put back what ``move_in`` had moved aside when it was interrupted."""
+def move_out(stage: Path, place: Path, new: Collection[str]) -> None:
+    """Undo a ``move_in`` that did not come to its end. It may be interrupted itself, and done again."""
     before = stage / _BEFORE
     if before.is_dir():
+        for name in new:
+            if not os.path.lexists(stage / name) and os.path.lexists(place / name):
+                (place / name).rename(stage / name)
         for name in _ordered(os.listdir(before)):
-            os.replace(before / name, place / name)
+            (before / name).rename(place / name)
 
 
 def _ordered(names: Collection[str]) -> Sequence[str]:
