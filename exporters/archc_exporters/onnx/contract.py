@@ -88,7 +88,7 @@ def _caches(model: ir.Model, graph: Graph, report: ExportReport) -> list[dict[st
             "state": cache.state,
             "dtype": cache.dtype,
             "shape": list(cache.shape),
-            "growth": states[cache.state].growth,
+            "growth": "append" if cache.bytes_per_token else states[cache.state].growth,
             "bytes_per_token": cache.bytes_per_token,
             "bytes_per_sequence": cache.bytes_per_sequence,
             "in_place": in_place.get(cache.name, False),
