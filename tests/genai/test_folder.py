@@ -87,7 +87,7 @@ def test_a_file_for_cuda_names_its_provider_and_rolls_windows_where_asked(tmp_pa
     assert decoder["sliding_window"]["window_size"] == 5
     assert decoder["sliding_window"]["layers"] == [0, 2]
     rows = {cache.name: (cache.shape[2], cache.bytes_per_sequence) for cache in report.caches}
-    assert rows["past_key_values.0.key"] == ("window_capacity", 2 * 5 * 8 * 2)
+    assert rows["past_key_values.0.key"] == ("window_capacity_5", 2 * 5 * 8 * 2)
     assert rows["past_key_values.1.key"] == ("capacity", 0)
 
 
@@ -143,6 +143,12 @@ def test_heads_that_give_no_logits_are_refused(tmp_path: Path):
 @pytest.mark.parametrize("name", ["llama", "windows and sinks", "odd heads", "gated deltanet hybrid"])
 def test_a_written_file_is_run_in_its_own_convention(name: str, tmp_path: Path):
     report = exported(tmp_path, SPECS[name].format(tokenizer=ENDS), check=True)
+    assert any("all numbers finite" in line for line in report.checks)
+
+
+def test_a_file_with_rolling_windows_longer_than_a_trial_is_run_too(tmp_path: Path):
+    text = SPECS["windows and sinks"].format(tokenizer=ENDS).replace("sliding_window: 5", "sliding_window: 30")
+    report = exported(tmp_path, text, check=True, sliding_window_cache=True)
     assert any("all numbers finite" in line for line in report.checks)
 
 

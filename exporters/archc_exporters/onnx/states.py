@@ -18,6 +18,8 @@ LENGTHS = {
 """The inputs of every file beside its caches, int64: past and valid new tokens a row, past + padded seq a row, its maximum."""
 GENAI_INPUTS = {"input_ids": ("batch", "seq"), "attention_mask": ("batch", "total"), "position_ids": ("batch", "seq")}
 """What onnxruntime-genai feeds instead, int64: ones for the tokens that a row holds, and positions of the new ones."""
+ROLLING = "window_capacity_"
+"""Begins the name of a rolling cache's dimension of rows; the window, which is the least number of them, ends it."""
 _LAYER = re.compile(r"^(?:(?P<stack>.+)\.)?layers\.(?P<index>\d+)\.(?P<rest>.+)$")
 
 
