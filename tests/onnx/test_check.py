@@ -224,7 +224,7 @@ def test_free_memory_is_known_on_this_machine_and_guessed_elsewhere(tmp_path: Pa
 def test_a_job_is_plain_data(tmp_path: Path, exported: Callable[..., Any]) -> None:
     """The child's own door: a file of JSON in, lines of JSON out."""
     model = exported("llama", "float32").folder / "model.onnx"
-    job = {"model": str(model), "capacity": 8, "threads": 1, "keep": "", "talks": TALK}
+    job = {"model": str(model), "capacity": 8, "threads": 1, "keep": "", "caches": True, "talks": TALK}
     (tmp_path / "job.json").write_text(json.dumps(job))
     command: Sequence[str] = (sys.executable, "-m", "archc_exporters.onnx.check_child", str(tmp_path / "job.json"))
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -211,8 +211,14 @@ def _try(path: Path, talks: Talks, subject: Subject, keep: Path | None, progress
         capacity=_capacity(talks, subject.graph),
         limit_seconds=time_limit_seconds(subject.needed_bytes()),
         keep=keep,
+        finite_caches=_writes_all_rows(subject),
         progress=progress,
     )
+
+
+def _writes_all_rows(subject: Subject) -> bool:
+    """GroupQueryAttention's rolling cache leaves unused rows of a fresh output as the memory was."""
+    return not subject.target.sliding_window_cache
 
 
 def _capacity(talks: Talks, graph: Graph) -> int:
@@ -270,7 +276,8 @@ def _runner(
         talks = _talks(conversations, subject)
         if in_process:
             capacity = _capacity(talks, subject.graph)
-            _run_here(Job(model=str(path), capacity=capacity, threads=1, keep=str(keep), talks=talks))
+            caches = _writes_all_rows(subject)
+            _run_here(Job(model=str(path), capacity=capacity, threads=1, keep=str(keep), caches=caches, talks=talks))
         else:
             costs.append(_try(path, talks, subject, keep, progress))
         return {

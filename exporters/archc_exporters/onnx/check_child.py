@@ -28,13 +28,15 @@ class Call(TypedDict):
 class Job(TypedDict):
     """What to run: conversations by name, each over caches of its own with ``capacity`` rows, outputs to ``keep``.
 
-    ``keep`` is a folder for ``{name}.{number of the call}.npy``, or empty. 0 threads lets onnxruntime choose.
+    ``keep`` is a folder for ``{name}.{number of the call}.npy``, or empty. 0 threads lets onnxruntime choose. Where ``caches``
+    must be finite, so must every row, used or not.
     """
 
     model: str
     capacity: int
     threads: int
     keep: str
+    caches: bool
     talks: Mapping[str, Sequence[Call]]
 
 
@@ -56,7 +58,7 @@ def run(job: Job, say: Callable[[str, int, int], None]) -> None:
             talk = Conversation(session, batch=len(calls[0]["ids"]), capacity=job["capacity"])
             for number, call in enumerate(calls):
                 say(name, done, total)
-                _step(talk, name, number, call, job["keep"])
+                _step(talk, name, number, call, job)
                 done += 1
         say("run", done, total)
     except RefusedError:
@@ -65,7 +67,7 @@ def run(job: Job, say: Callable[[str, int, int], None]) -> None:
         raise RefusedError(f"onnxruntime refuses the file: {error}") from error
 
 
-def _step(talk: Conversation, name: str, number: int, call: Call, keep: str) -> None:
+def _step(talk: Conversation, name: str, number: int, call: Call, job: Job) -> None:
     ids = np.asarray(call["ids"], np.int64)
     y = talk.step(ids, np.asarray(call["valid"], np.int64))
     batch, seq = ids.shape
@@ -74,10 +76,10 @@ def _step(talk: Conversation, name: str, number: int, call: Call, keep: str) -> 
     if not np.isfinite(y).all():
         raise RefusedError(f"{name}: ({batch}, {seq}) tokens give numbers that are not finite")
     broken = [cache for cache, held in talk.caches.items() if not np.isfinite(held).all()]
-    if broken:
+    if broken and job["caches"]:
         raise RefusedError(f"{name}: caches are not finite: {', '.join(broken)}")
-    if keep:
-        np.save(Path(keep) / f"{name}.{number}.npy", y)
+    if job["keep"]:
+        np.save(Path(job["keep"]) / f"{name}.{number}.npy", y)
 
 
 def peak_bytes() -> int | None:

@@ -49,6 +49,7 @@ def try_file(
     capacity: int,
     limit_seconds: float,
     keep: Path | None = None,
+    finite_caches: bool = True,
     progress: Progress | None = None,
 ) -> Cost:
     """Run conversations on the file in a child process; outputs go to the folder ``keep`` as ``{name}.{call}.npy``.
@@ -57,7 +58,7 @@ def try_file(
         CheckFailedError: the file does not load or run, its numbers are not finite, the process died or took too long.
     """
     started = time.perf_counter()
-    job = Job(model=str(path), capacity=capacity, threads=0, keep=str(keep or ""), talks=talks)
+    job = Job(model=str(path), capacity=capacity, threads=0, keep=str(keep or ""), caches=finite_caches, talks=talks)
     with tempfile.TemporaryDirectory(prefix="archc-check-") as folder:
         order = Path(folder) / "job.json"
         order.write_text(json.dumps(job), encoding="utf-8")
