@@ -1,6 +1,6 @@
-"""Softmax attention and latent attention over caches of a fixed capacity, or over rings.
+"""Softmax attention over caches of a fixed capacity, or over rings.
 
-Legend of shapes: N query heads, K key-value heads, H key width, V value width, W ring rows, R latent rank.
+Legend of shapes: N query heads, K key-value heads, H key width, V value width, W ring rows.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops import attention as ops
-from archc_exporters.onnx.context import MS, Lowering
-from archc_exporters.onnx.group_query import group_query
+from archc_exporters.onnx.caches import append, from_heads, joined, replaced, ring_text, to_heads, turned
+from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.group_query import QKV, group_query
 from archc_exporters.onnx.limits import group_query_objection
+from archc_exporters.onnx.single import attend_one
 from archc_exporters.onnx.sinks import attend_by_channel, attend_by_column
 from archc_exporters.onnx.slopes import attend_by_mask, attend_sloping, sloping
 from archc_exporters.onnx.step import (
@@ -22,22 +24,11 @@ from archc_exporters.onnx.step import (
     is_many,
     past_column,
     positions,
+    ring_filled,
     ring_mask,
     ring_seen,
-    ring_source,
+    ring_seen_by_one,
 )
-from archc_exporters.onnx.transforms import Parts
-from archc_exporters.onnx.weights import Array
-
-
-def to_heads(ctx: Lowering, x: ir.Value, heads: int, head_dim: int) -> ir.Value:
-    """(batch, seq, heads x head_dim) -> (batch, heads, seq, head_dim)."""
-    return ctx.op("Transpose", ctx.op("Reshape", x, ctx.ints(0, 0, heads, head_dim)), perm=[0, 2, 1, 3])
-
-
-def from_heads(ctx: Lowering, x: ir.Value, width: int) -> ir.Value:
-    """(batch, heads, seq, head_dim) -> (batch, seq, width)."""
-    return ctx.op("Reshape", ctx.op("Transpose", x, perm=[0, 2, 1, 3]), ctx.ints(0, 0, width))
 
 
 def attention(ctx: Lowering, node: Node, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
@@ -62,9 +53,7 @@ def attention(ctx: Lowering, node: Node, q: ir.Value, k: ir.Value, v: ir.Value) 
     return from_heads(ctx, o, op.num_heads * op.value_dim)
 
 
-def _over_capacity(
-    ctx: Lowering, node: Node, op: ops.Attention, qkv: tuple[ir.Value, ir.Value, ir.Value], numbers: dict[str, Any]
-) -> ir.Value:
+def _over_capacity(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbers: dict[str, Any]) -> ir.Value:
     q, k, v = qkv
     keys, values = append(ctx, node, "key", k), append(ctx, node, "value", v)
     if op.slopes is not None:
@@ -79,7 +68,7 @@ def _over_capacity(
 
 
 def _over_capacity_with_sinks(
-    ctx: Lowering, node: Node, op: ops.Attention, qkv: tuple[ir.Value, ir.Value, ir.Value], numbers: dict[str, Any]
+    ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbers: dict[str, Any]
 ) -> ir.Value:
     """One new token reads the whole cache in place, many a copy of the rows in use, because a mask a head would not fit."""
     q, keys, values = qkv
@@ -88,173 +77,82 @@ def _over_capacity_with_sinks(
     def used(cache: ir.Value) -> ir.Value:
         return ctx.op("Slice", cache, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
 
-    def many() -> ir.Value:
+    def many() -> tuple[ir.Value]:
         taken = (q, used(keys), used(values))
         if op.soft_cap is None:
-            return attend_by_channel(ctx, node, op, taken, mask=None, numbers=numbers)
+            return (attend_by_channel(ctx, node, op, taken, mask=None, numbers=numbers),)
         # Rows are cut from those of the capacity: Slice reads max_length on the host, a Range over it would copy it there.
         mask = causal_mask(ctx, used(rows), positions(ctx))
-        return attend_by_column(ctx, node, op, taken, mask=mask, numbers=numbers)
+        return (attend_by_column(ctx, node, op, taken, mask=mask, numbers=numbers),)
 
-    def one() -> ir.Value:
+    def one() -> tuple[ir.Value]:
         # Of one token a row, whatever seq is: all layers share it, and many tokens pay nothing for it.
         mask = ctx.shared("capacity mask", lambda: causal_mask(ctx, rows, past_column(ctx)))
-        return attend_by_column(ctx, node, op, (q, keys, values), mask=mask, numbers=numbers, reserved=True)
+        return (attend_by_column(ctx, node, op, (q, keys, values), mask=mask, numbers=numbers, reserved=True),)
 
     ctx.note(
         f"TensorScatter and If(seq > 1): Attention over a copy of the rows in use, the sink a {_sink_form(op)}; "
         "else over the cache in place, its reserved last row the sink, the logit in the mask"
     )
-    return ctx.op(
-        "If",
-        is_many(ctx),
-        dtype=ctx.dtype,
-        then_branch=ctx.branch("many", many),
-        else_branch=ctx.branch("one", one),
-    )
+    return ctx.choose(is_many(ctx), many, one, (ctx.dtype,))[0]
 
 
-def _over_ring(
-    ctx: Lowering, node: Node, op: ops.Attention, qkv: tuple[ir.Value, ir.Value, ir.Value], numbers: dict[str, Any]
-) -> ir.Value:
+def _over_ring(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbers: dict[str, Any]) -> ir.Value:
+    """Many new tokens read [ring | new tokens]; one takes its place in the ring first and reads that where it lies."""
     q, k, v = qkv
+    ctx.note(_ring_form(op))
+
+    def many() -> tuple[ir.Value, ir.Value, ir.Value]:
+        keys, values = joined(ctx, node, "key", k), joined(ctx, node, "value", v)
+        o = _attend_ring(ctx, node, op, (q, keys, values), numbers)
+        return o, turned(ctx, op, op.num_kv_heads, keys), turned(ctx, op, op.num_kv_heads, values)
+
+    def one() -> tuple[ir.Value, ir.Value, ir.Value]:
+        keys, values = replaced(ctx, node, op, "key", k), replaced(ctx, node, op, "value", v)
+        return attend_one(ctx, node, op, (q, keys, values), _mask_of_one(ctx, op)), keys, values
+
+    dtypes = (ctx.dtype, ctx.dtype, ctx.dtype)
+    o, key, value = many() if op.sink_tokens else ctx.choose(is_many(ctx), many, one, dtypes)
+    ctx.present(node, "key", key)
+    ctx.present(node, "value", value)
+    return o
+
+
+def _mask_of_one(ctx: Lowering, op: ops.Attention) -> ir.Value:
     rows = op.ring_rows()
     assert rows is not None
-    keys, values = (turn(ctx, node, op, role, new) for role, new in (("key", k), ("value", v)))
+    if op.slopes is None:
+        return ring_filled(ctx, rows, op.chunk)
+    seen, held = ring_seen_by_one(ctx, rows, op.chunk)
+    query = ctx.shared("past block", lambda: ctx.op("Unsqueeze", past_column(ctx), ctx.ints(2)))
+    return ctx.shared(("slopes of one", op.slopes, rows, op.chunk), lambda: sloping(ctx, op, seen, held, query))
+
+
+def _attend_ring(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbers: dict[str, Any]) -> ir.Value:
+    """Attention over [ring | new tokens] under a mask from the positions of its rows."""
+    q, keys, values = qkv
     if op.slopes is not None:
-        ctx.note(f"Attention over [{_ring_text(op)} | new tokens], slopes and the ring in one float mask")
         seen = ring_seen(ctx, window=op.window, chunk=op.chunk, sink_tokens=op.sink_tokens)
-        mask = ctx.shared(("slopes", op.slopes, rows, op.sink_tokens, op.chunk), lambda: sloping(ctx, op, *seen))
-        return attend_by_mask(ctx, node, op, (q, keys, values), mask, numbers)
+        key = ("slopes", op.slopes, op.ring_rows(), op.sink_tokens, op.chunk)
+        return attend_by_mask(ctx, node, op, qkv, ctx.shared(key, lambda: sloping(ctx, op, *seen)), numbers)
     mask = ring_mask(ctx, window=op.window, chunk=op.chunk, sink_tokens=op.sink_tokens)
-    what = f"Attention over [{_ring_text(op)} | new tokens], float mask from slot positions"
     if not op.sinks:
-        ctx.note(what)
         return ctx.op("Attention", q, keys, values, mask, **numbers)
-    ctx.note(f"{what}; the sink is a {_sink_form(op)}")
     attend = attend_by_channel if op.soft_cap is None else attend_by_column
-    return attend(ctx, node, op, (q, keys, values), mask=mask, numbers=numbers)
+    return attend(ctx, node, op, qkv, mask=mask, numbers=numbers)
 
 
-def _ring_text(op: ops.Attention | ops.LatentAttention) -> str:
-    rows = op.ring_rows()
-    return f"{op.sink_tokens} first tokens and a ring of {op.window} rows" if op.sink_tokens else f"ring of {rows} rows"
-
-
-def turn(ctx: Lowering, node: Node, op: ops.Attention | ops.LatentAttention, role: str, new: ir.Value) -> ir.Value:
-    """[ring before the call | new rows], (batch, K, rows + seq, width); the ring itself gets the rows that it holds after it."""
-    rows = op.ring_rows()
-    assert rows is not None
-    index, taken = ring_source(ctx, rows, op.sink_tokens)
-    past = ctx.past(node, role)
-    by_token = ctx.op("Transpose", new, perm=[0, 2, 1, 3])
-    landed = ctx.op("Transpose", ctx.op("GatherND", by_token, index, batch_dims=1), perm=[0, 2, 1, 3])
-    ctx.present(node, role, ctx.op("Where", taken, landed, past, dtype=past.dtype))
-    return ctx.op("Concat", past, new, axis=2)
+def _ring_form(op: ops.Attention) -> str:
+    slopes = "slopes and the ring in one" if op.slopes is not None else "a"
+    form = f"Attention over [{ring_text(op)} | new tokens] under {slopes} float mask"
+    if op.sinks:
+        form += f", the sink a {_sink_form(op)}"
+    return (
+        form if op.sink_tokens else f"If(seq > 1): {form}; else TensorScatter and plain products over the ring in place"
+    )
 
 
 def _sink_form(op: ops.Attention) -> str:
     if op.soft_cap is None:
         return "channel, so that no mask a head is needed"
     return "mask column a head, because the soft cap would bend a channel's score"
-
-
-def append(ctx: Lowering, node: Node, role: str, rows: ir.Value) -> ir.Value:
-    """The cache with new rows (batch, K, seq, width) at each row's own length; padding is written and overwritten later."""
-    past = ctx.past(node, role)
-    return ctx.present(node, role, ctx.op("TensorScatter", past, rows, ctx.inputs["past_length"], axis=2))
-
-
-def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, shared_key: ir.Value) -> ir.Value:
-    """One latent row a token in the cache; expanded for many new tokens, absorbed for one, chosen at run time."""
-    op = node.op
-    assert isinstance(op, ops.LatentAttention)
-    row = ctx.op("Unsqueeze", ctx.op("Concat", latent, shared_key, axis=-1), ctx.ints(1))
-    q = to_heads(ctx, q, op.num_heads, op.nope_dim + op.rope_dim)
-    if op.window is None:
-        cache, read = append(ctx, node, "latent", row), "the used rows"
-    else:
-        cache, read = turn(ctx, node, op, "latent", row), f"[{_ring_text(op)} | new tokens] under a float mask"
-    ctx.note(f"If(seq > 1): keys and values expanded from {read}, else the projection absorbed into query and output")
-    o = ctx.op(
-        "If",
-        is_many(ctx),
-        dtype=ctx.dtype,
-        then_branch=ctx.branch("expanded", lambda: _expanded(ctx, node, op, q, cache)),
-        else_branch=ctx.branch("absorbed", lambda: _absorbed(ctx, node, op, q, cache)),
-    )
-    return from_heads(ctx, o, op.num_heads * op.value_dim)
-
-
-def _expanded(ctx: Lowering, node: Node, op: ops.LatentAttention, q: ir.Value, cache: ir.Value) -> ir.Value:
-    """Keys and values of every head from the rows in use, (batch, N, seq, V)."""
-    used = cache
-    if op.window is None:
-        used = ctx.op("Slice", cache, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
-    latent, shared_key = ctx.ops("Split", used, ctx.ints(op.kv_lora_rank, op.rope_dim), dtypes=(None, None), axis=-1)
-    own = ctx.op("FusedMatMul", latent, _key_weight(ctx, node, op), domain=MS, transB=1)
-    keys = ctx.op("Concat", own, ctx.op("Expand", shared_key, ctx.ints(1, op.num_heads, 1, 1)), axis=-1)
-    values = ctx.op("MatMul", latent, _value_weight(ctx, node, op))
-    return _attend(ctx, op, q, keys, values)
-
-
-def _absorbed(ctx: Lowering, node: Node, op: ops.LatentAttention, q: ir.Value, cache: ir.Value) -> ir.Value:
-    """All heads of one token against the one latent row a key, (batch, N, 1, V).
-
-    Heads are the rows of two plain products: Attention would copy the cache for each of them. Values are the rows again,
-    whose shared key's part is cut off afterwards, which is less than a copy of their latent part.
-    """
-    own, turned = ctx.ops("Split", q, ctx.ints(op.nope_dim, op.rope_dim), dtypes=(None, None), axis=-1)
-    query = ctx.op("Concat", ctx.op("MatMul", own, _key_weight(ctx, node, op)), turned, axis=-1)
-    heads = ctx.op("Reshape", query, ctx.ints(0, 1, op.num_heads, op.kv_lora_rank + op.rope_dim))
-    used, mask = _read_by_one(ctx, op, cache)
-    scores = ctx.op("FusedMatMul", heads, used, domain=MS, transB=1, alpha=op.scale)
-    shares = ctx.op("Softmax", ctx.op("Add", scores, mask), axis=-1)
-    mixed = ctx.op(
-        "Reshape", ctx.op("MatMul", shares, used), ctx.ints(0, op.num_heads, 1, op.kv_lora_rank + op.rope_dim)
-    )
-    latent = ctx.op("Slice", mixed, ctx.ints(0), ctx.ints(op.kv_lora_rank), ctx.ints(3))
-    return ctx.op("MatMul", latent, _value_weight(ctx, node, op))
-
-
-def _read_by_one(ctx: Lowering, op: ops.LatentAttention, cache: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Rows that one new token a sequence may see, (batch, 1, T, R + rope_dim), and their mask, (batch, 1, 1, T)."""
-    if op.window is not None:
-        return cache, ring_mask(ctx, window=op.window, sink_tokens=op.sink_tokens)
-
-    def used(rows: ir.Value) -> ir.Value:
-        return ctx.op("Slice", rows, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
-
-    def make() -> ir.Value:
-        return causal_mask(ctx, used(capacity_rows(ctx, cache, reserved=False)), past_column(ctx))
-
-    return used(cache), ctx.shared("mask of one over the used rows", make)
-
-
-def _attend(ctx: Lowering, op: ops.LatentAttention, q: ir.Value, keys: ir.Value, values: ir.Value) -> ir.Value:
-    """Causal over a full cache, under the ring's mask over [ring | new tokens]."""
-    if op.window is not None:
-        mask = ring_mask(ctx, window=op.window, sink_tokens=op.sink_tokens)
-        return ctx.op("Attention", q, keys, values, mask, scale=op.scale)
-    length = ctx.inputs["kv_length"]
-    return ctx.op("Attention", q, keys, values, None, None, None, length, is_causal=1, scale=op.scale)
-
-
-def _key_weight(ctx: Lowering, node: Node, op: ops.LatentAttention) -> ir.Value:
-    """The key part of kv_b_proj, (N, nope_dim, R)."""
-    heads, nope, value, rank = op.num_heads, op.nope_dim, op.value_dim, op.kv_lora_rank
-
-    def key_part(weight: Array) -> Array:
-        return weight.reshape(-1, nope + value, rank)[:, :nope]
-
-    return ctx.weight(node, "kv_b_proj", tag="keys", shape=(heads, nope, rank), transform=Parts(key_part, heads))
-
-
-def _value_weight(ctx: Lowering, node: Node, op: ops.LatentAttention) -> ir.Value:
-    """The value part of kv_b_proj, transposed: (N, R, value_dim)."""
-    heads, nope, value, rank = op.num_heads, op.nope_dim, op.value_dim, op.kv_lora_rank
-
-    def value_part(weight: Array) -> Array:
-        return weight.reshape(-1, nope + value, rank)[:, nope:].transpose(0, 2, 1)
-
-    return ctx.weight(node, "kv_b_proj", tag="values", shape=(heads, rank, value), transform=Parts(value_part, heads))

@@ -97,12 +97,22 @@ class Lowering:
         """The value itself where it has the dtype already."""
         return x if x.dtype == dtype else self.op("Cast", x, dtype=dtype, to=dtype)
 
-    def branch(self, name: str, build: Callable[[], ir.Value]) -> ir.Graph:
-        """A branch of an If: what ``build`` appends, reading values of the outer graph freely."""
+    def choose(
+        self,
+        condition: ir.Value,
+        then: Callable[[], Sequence[ir.Value]],
+        otherwise: Callable[[], Sequence[ir.Value]],
+        dtypes: Sequence[ir.DataType],
+    ) -> list[ir.Value]:
+        """An If whose branches are what the two functions append; they read values of the outer graph freely."""
+        branches = [self._branch(name, build) for name, build in (("then", then), ("else", otherwise))]
+        return self.ops("If", condition, dtypes=dtypes, then_branch=branches[0], else_branch=branches[1])
+
+    def _branch(self, name: str, build: Callable[[], Sequence[ir.Value]]) -> ir.Graph:
         outer, self.nodes = self.nodes, []
-        result = build()
+        results = build()
         inner, self.nodes = self.nodes, outer
-        return ir.Graph([], [result], nodes=inner, name=self._unique(f"{self.path}/{name}"))
+        return ir.Graph([], list(results), nodes=inner, name=self._unique(f"{self.path}/{name}"))
 
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """A value that many nodes read, made once, at the root, when the first of them asks for it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
@@ -13,6 +15,37 @@ from archc_exporters.onnx.weights import NUMPY_DTYPES
 
 TURNS = "RotaryEmbedding over all channels of a head or the leading ones"
 """The form of a rotation, until it moves into the attention behind it."""
+
+
+TURNED = "archc.turned"
+"""Mark on rotated values: what was rotated and how, a ``_Turned``, for those who want the parts of a head apart."""
+
+
+@dataclass(frozen=True)
+class _Turned:
+    x: ir.Value
+    cos: ir.Value
+    sin: ir.Value
+    offset: int
+    interleaved: int
+
+
+def turned_part(
+    ctx: Lowering, x: ir.Value, heads: int, head_dim: int, *, offset: int
+) -> tuple[ir.Value, ir.Value] | None:
+    """(channels before ``offset``, rotated ones behind it), each (batch, heads, seq, …); None where x was not turned so.
+
+    The rotation is done anew on the heads' layout, so that nothing is put together to be taken apart again.
+    """
+    mark = x.meta.get(TURNED)
+    if not isinstance(mark, _Turned) or mark.offset != offset:
+        return None
+    by_head = ctx.op("Reshape", mark.x, ctx.ints(0, 0, heads, head_dim))
+    by_head = ctx.op("Transpose", by_head, perm=[0, 2, 1, 3])
+    sizes = ctx.ints(offset, head_dim - offset)
+    before, part = ctx.ops("Split", by_head, sizes, dtypes=(None, None), axis=-1)
+    rotated = ctx.op("RotaryEmbedding", part, mark.cos, mark.sin, positions(ctx), interleaved=mark.interleaved)
+    return before, rotated
 
 
 def rope_table(ctx: Lowering, node: Node, _: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -54,7 +87,10 @@ def rotary(ctx: Lowering, node: Node, x: ir.Value, cos: ir.Value, sin: ir.Value)
     flat = ctx.op("Reshape", part, ctx.ints(0, 0, heads * op.dim))
     turned = ctx.op("RotaryEmbedding", flat, cos, sin, positions(ctx), num_heads=heads, interleaved=interleaved)
     part = ctx.op("Reshape", turned, ctx.ints(0, 0, heads, op.dim))
-    return ctx.op("Reshape", ctx.op("Concat", before, part, *after, axis=-1), ctx.ints(0, 0, node.inputs[0].width))
+    y = ctx.op("Reshape", ctx.op("Concat", before, part, *after, axis=-1), ctx.ints(0, 0, node.inputs[0].width))
+    if not rest:
+        y.meta[TURNED] = _Turned(x, cos, sin, op.offset, interleaved)
+    return y
 
 
 def query_temperature(ctx: Lowering, node: Node, x: ir.Value, at: ir.Value) -> ir.Value:

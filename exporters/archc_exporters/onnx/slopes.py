@@ -31,21 +31,19 @@ def attend_sloping(ctx: Lowering, node: Node, op: Attention, qkv: QKV, numbers: 
     def used(cache: ir.Value) -> ir.Value:
         return ctx.op("Slice", cache, ctx.ints(0), end, ctx.ints(2))
 
-    def many() -> ir.Value:
+    def many() -> tuple[ir.Value]:
         mask = ctx.shared(("slopes", op.slopes, op.sinks), lambda: sloping_mask(ctx, op, used(rows), positions(ctx)))
-        return attend_by_mask(ctx, node, op, (q, used(keys), used(values)), mask, numbers)
+        return (attend_by_mask(ctx, node, op, (q, used(keys), used(values)), mask, numbers),)
 
-    def one() -> ir.Value:
+    def one() -> tuple[ir.Value]:
         mask = ctx.shared(("slopes of one", op.slopes, op.sinks), lambda: sloping_mask(ctx, op, rows, past_column(ctx)))
-        return attend_by_mask(ctx, node, op, (q, keys, values), mask, numbers, reserved=op.sinks)
+        return (attend_by_mask(ctx, node, op, (q, keys, values), mask, numbers, reserved=op.sinks),)
 
     ctx.note(
         "TensorScatter and If(seq > 1): Attention over a copy of the rows in use, else over the cache in place; slopes and "
         "causality in one float mask, rows a multiple of 8, because CUDA's memory-efficient kernel wants a multiple of 4"
     )
-    return ctx.op(
-        "If", is_many(ctx), dtype=ctx.dtype, then_branch=ctx.branch("many", many), else_branch=ctx.branch("one", one)
-    )
+    return ctx.choose(is_many(ctx), many, one, (ctx.dtype,))[0]
 
 
 def attend_by_mask(

@@ -166,18 +166,43 @@ def ring_before(ctx: Lowering, rows: int, sink_tokens: int = 0) -> ir.Value:
     return ctx.shared(key, lambda: ring_positions(ctx, past_column(ctx), rows, sink_tokens))
 
 
-def ring_source(ctx: Lowering, rows: int, sink_tokens: int = 0) -> tuple[ir.Value, ir.Value]:
-    """For each row of a ring: index of the new token that lands there, (batch, W, 1), and whether one does, (batch, 1, W, 1)."""
+def ring_source(ctx: Lowering, rows: int, sink_tokens: int, heads: int) -> ir.Value:
+    """Where each row of a ring comes from in [ring before the call | new rows], int64 (batch, heads, rows, 1)."""
+
+    def make() -> ir.Value:
+        end = ctx.op("Add", past_column(ctx), seq_column(ctx))
+        new = ctx.op("Sub", ring_positions(ctx, end, rows, sink_tokens), past_column(ctx))
+        is_new = ctx.op("GreaterOrEqual", new, ctx.scalar(0, ir.DataType.INT64), dtype=ir.DataType.BOOL)
+        behind = ctx.op("Add", new, ctx.scalar(rows, ir.DataType.INT64))
+        place = ctx.op("Where", is_new, behind, ctx.constant(np.arange(rows)[None]), dtype=ir.DataType.INT64)
+        place = ctx.op("Unsqueeze", place, ctx.ints(1, 3))
+        return place if heads == 1 else ctx.op("Expand", place, ctx.ints(1, heads, 1, 1))
+
+    return ctx.shared(("ring source", rows, sink_tokens, heads), make)
+
+
+def ring_seen_by_one(ctx: Lowering, rows: int, chunk: int | None) -> tuple[ir.Value, ir.Value]:
+    """(which rows of a ring one token sees that is in it already, (batch, 1, rows) bool; their positions).
+
+    A ring as long as the window holds what its newest token sees; of one as long as a chunk the earlier chunk is left out.
+    """
 
     def make() -> tuple[ir.Value, ir.Value]:
-        end = ctx.op("Add", past_column(ctx), seq_column(ctx))
-        source = ctx.op("Sub", ring_positions(ctx, end, rows, sink_tokens), past_column(ctx))
-        zero = ctx.scalar(0, ir.DataType.INT64)
-        taken = ctx.op("GreaterOrEqual", source, zero, dtype=ir.DataType.BOOL)
-        index = ctx.op("Unsqueeze", ctx.op("Max", source, zero), ctx.ints(2))
-        return index, ctx.op("Unsqueeze", taken, ctx.ints(1, 3))
+        end = ctx.op("Add", past_column(ctx), ctx.scalar(1, ir.DataType.INT64))
+        held = ring_positions(ctx, end, rows)
+        first = ctx.scalar(0, ir.DataType.INT64)
+        if chunk is not None:
+            size = ctx.scalar(chunk, ir.DataType.INT64)
+            first = ctx.op("Mul", ctx.op("Div", past_column(ctx), size), size)
+        seen = ctx.op("GreaterOrEqual", held, first, dtype=ir.DataType.BOOL)
+        return ctx.op("Unsqueeze", seen, ctx.ints(1)), ctx.op("Unsqueeze", held, ctx.ints(1))
 
-    return ctx.shared(("ring source", rows, sink_tokens), make)
+    return ctx.shared(("ring seen by one", rows, chunk), make)
+
+
+def ring_filled(ctx: Lowering, rows: int, chunk: int | None = None) -> ir.Value:
+    """Which rows of a ring its newest token sees, as a mask (batch, 1, 1, rows)."""
+    return ctx.shared(("ring filled", rows, chunk), lambda: additive(ctx, ring_seen_by_one(ctx, rows, chunk)[0]))
 
 
 def capacity_rows(ctx: Lowering, cache: ir.Value, *, reserved: bool = True) -> ir.Value:
