@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from archc_exporters.onnx.session import Conversation
-from archc_exporters.runtime.buffers import Block
+from archc_exporters.runtime.buffers import Block, View
 from archc_exporters.runtime.engine import Engine
 from archc_exporters.runtime.folder import read_folder
 from archc_exporters.runtime.prefill import Call, calls
@@ -101,6 +101,20 @@ def test_what_grows_is_one_buffer_and_no_step_makes_another(
     once = model.contract.cache_bytes(batch=2, capacity=engine.capacity)
     twice = 2 * sum(cache.bytes_per_sequence for cache in model.contract.caches if not cache.in_place)
     assert engine.cache_bytes == once + twice
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_a_part_of_a_block_is_read_and_overwritten_alone(ready: Callable[..., Any], dtype: str) -> None:
+    session = ready("llama").load().session
+    block, other = Block(200, "cpu"), Block(200, "cpu")
+    part, source = View(session, block, dtype, (2, 3), 32), View(session, other, dtype, (2, 3))
+    source.numpy()[...] = np.arange(6).reshape(2, 3)
+    part.take(source)
+    assert part.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    size = 6 * part.dtype.itemsize
+    assert block.host is not None
+    assert not block.host[:32].any()
+    assert not block.host[32 + size :].any()
 
 
 def test_rows_of_a_batch_start_at_aligned_bytes() -> None:

@@ -51,6 +51,8 @@ class View:
         assert offset_bytes + self.count_bytes <= block.count_bytes, "a view beyond its block"
         self.pointer = block.pointer + offset_bytes
         self._session, self._block, self._offset = session, block, offset_bytes
+        self._bindings: list[ort.IOBinding] = []
+        self._bits: ort.OrtValue | None = None
         self.value = self._value(_BFLOAT16 if dtype == "bfloat16" else self.dtype.type)
 
     def _value(self, element_type: Any) -> ort.OrtValue:
@@ -58,7 +60,7 @@ class View:
         binding = self._session.io_binding()
         name = self._session.get_outputs()[0].name
         binding.bind_output(name, self._block.device, 0, element_type, self.shape, self.pointer)
-        self._binding = binding
+        self._bindings.append(binding)
         return binding.get_outputs()[0]
 
     def numpy(self) -> Array:
@@ -66,13 +68,11 @@ class View:
         if self._block.host is not None:
             part = self._block.host[self._offset : self._offset + self.count_bytes]
             return part.view(self.dtype).reshape(self.shape)
-        # bfloat16 is unknown to numpy, and is copied as the bits it is.
-        bits = {2: np.uint16, 4: np.uint32, 8: np.uint64, 1: np.uint8}[self.dtype.itemsize]
-        return self._value(bits).numpy().view(self.dtype)
+        if self._bits is None:
+            # bfloat16 is unknown to numpy, and is copied as the bits it is.
+            self._bits = self._value({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[self.dtype.itemsize])
+        return self._bits.numpy().view(self.dtype)
 
     def take(self, source: View) -> None:
-        """Overwrite this tensor with another of its size on the same device."""
-        if self._block.host is not None:
-            self.numpy()[...] = source.numpy()
-        else:
-            ort.copy_tensors([source.value], [self.value])
+        """Overwrite this tensor with another of its shape and dtype, on the device where both lie."""
+        self.value.update_inplace(source.value)

@@ -22,7 +22,7 @@ def cuda_devices() -> int:
     if NAMES["cuda"] not in ort.get_available_providers():
         return 0
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return 0
     count = ctypes.c_int(0)
