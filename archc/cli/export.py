@@ -99,6 +99,7 @@ def command(
     dtype: str,
     tokenizer: str | None,
     quant_block_size: str,
+    calibration: str | None,
     no_check: bool,
     verify: bool,
     overrides: tuple[str, ...],
@@ -133,6 +134,7 @@ def command(
             check=not no_check,
             judge=_compare if verify else None,
             quant_block_size=int(quant_block_size),
+            calibration=None if calibration is None else Path(calibration),
             progress=progress,
             **choices,
         )

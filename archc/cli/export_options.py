@@ -1,4 +1,4 @@
-"""Options of ``archc export`` that belong together: integer weights."""
+"""Options of ``archc export`` that belong together: integer weights, rounded caches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from typing import Any
 
 import click
 
+from archc.cli.options import dtype_option
+
 Function = Callable[..., Any]
 
 _OPTIONS = (
+    dtype_option(
+        "--kv-cache-dtype",
+        text="dtype of keys and values, whatever the spec's cache policies say: int8, int4, fp8 (CUDA only), or --dtype's.",
+        allowed=("int8", "int4", "float8_e4m3fn", "float32", "float16", "bfloat16"),
+    ),
+    click.option(
+        "--calibration",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="Token ids for the steps of int8 and int4 caches: .npy, or a JSON list a line. Default: random ids.",
+    ),
     click.option(
         "--quant",
         type=click.Choice(["int4", "int8"]),
@@ -42,7 +55,7 @@ _OPTIONS = (
 
 
 def quantization_options(function: Function) -> Function:
-    """``--quant`` and what it does."""
+    """``--kv-cache-dtype`` and ``--quant``, and what belongs to them."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function

@@ -71,6 +71,8 @@ def _print_quantization(found: dict[str, Any] | None, quality: dict[str, Any] | 
         for reason, names in found["kept"].items():
             click.echo(f"  {len(names)} x float, as {names[0]}: {reason}")
     if quality:
+        if found is None:
+            print_heading("rounded caches")
         click.echo(f"  {quality if isinstance(quality, str) else _loss(quality)}")
 
 

@@ -32,6 +32,8 @@ OPTIONS = {
         "--max-model-len",
         "--batched-chunks",
         "--sliding-window-cache",
+        "--kv-cache-dtype",
+        "--calibration",
         "--quant",
         "--quant-block-size",
         "--quant-zero-points",

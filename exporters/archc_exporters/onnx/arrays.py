@@ -22,6 +22,9 @@ NUMPY_DTYPES: dict[ir.DataType, np.dtype[Any]] = {
     ir.DataType.FLOAT16: np.dtype(np.float16),
     ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
     ir.DataType.INT64: np.dtype(np.int64),
+    ir.DataType.INT8: np.dtype(np.int8),
+    ir.DataType.UINT8: np.dtype(np.uint8),
+    ir.DataType.FLOAT8E4M3FN: np.dtype(ml_dtypes.float8_e4m3fn),
     ir.DataType.BOOL: np.dtype(np.bool_),
 }
 _TILE = 64

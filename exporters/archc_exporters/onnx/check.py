@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from onnx_ir import DataType
 
 from archc.errors import ArchcError, CheckFailedError
 from archc.graph.depth import shallow
@@ -17,6 +18,7 @@ from archc.graph.graph import Graph, param_bytes
 from archc.ir.values import MODEL_DTYPE, Param
 from archc.units import gib
 from archc_exporters.onnx import check_child
+from archc_exporters.onnx.cache_dtype import rounded_caches
 from archc_exporters.onnx.check_child import Call, Job, RefusedError
 from archc_exporters.onnx.lower import lower_graph
 from archc_exporters.onnx.memory import free_memory_bytes
@@ -59,7 +61,8 @@ class Written:
     Attributes:
         graph: what the file computes; that of a twin may have fewer layers than what was exported.
         dtype: of the file's weights and activations.
-        quantized: weights are integers in the file, so that its outputs are near what ``read`` gives, and no nearer.
+        quantized: weights are integers in the file, or caches are rounded, so that its outputs are near what ``read`` gives,
+            and no nearer.
         prune_head: whether outputs are those of each row's last valid token only, (batch, 1, width).
         ragged_prompts: whether the first call of a conversation may have rows of different lengths.
         read: the numbers of one of the graph's weights as the file's dtype holds them, in float32.
@@ -118,7 +121,7 @@ def plan_trial(subject: Subject, *, judged: bool) -> Plan:
         subject,
         graph=shallow(subject.graph),
         # The CPU's kernels for float32 are those that CUDA has for 16 bits.
-        target=replace(subject.target, provider="cpu", dtype="float32"),
+        target=replace(subject.target, provider="cpu", dtype="float32", kv_cache_dtype="model"),
         weights=subject.weights if subject.has_data else RandomWeights(0, DTYPES["float32"]),
     )
     limit = free // 2 if judged else min(free // 2, _TWIN_LIMIT_BYTES)
@@ -137,6 +140,8 @@ def _objection(subject: Subject, free: int) -> str:
         return "the weights are not in the file"
     if subject.target.dtype == "bfloat16":
         return "onnxruntime's CPU has no bfloat16"
+    if any(form.dtype == DataType.FLOAT8E4M3FN for form in rounded_caches(subject.graph, subject.target).values()):
+        return "onnxruntime's CPU has no float8 caches"
     needed = subject.needed_bytes()
     if needed > free // 2:
         return f"the weights take {gib(needed)} in float32, more than half of the free memory, {gib(free)}"
@@ -188,7 +193,7 @@ def _tried(
                 graph=subject.graph,
                 dtype=subject.target.dtype,
                 max_model_len=subject.max_model_len,
-                quantized=subject.target.quant is not None,
+                quantized=subject.target.quant is not None or bool(rounded_caches(subject.graph, subject.target)),
                 prune_head=subject.target.prune_head,
                 ragged_prompts=not subject.target.sliding_window_cache,
                 read=_reader(subject),

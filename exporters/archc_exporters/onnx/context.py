@@ -6,7 +6,8 @@ group ``archc.onnx``. It appends nodes through ``ctx``; names come from the scop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +17,18 @@ from archc.errors import GraphError
 from archc.graph.graph import Graph, join
 from archc.ir.size import Dim, Size
 from archc.ir.values import MODEL_DTYPE, Node, Param, State
+from archc_exporters.onnx.cache_dtype import cache_form, scale_of
 from archc_exporters.onnx.states import GENAI_INPUTS, LENGTHS, onnx_state_names, present_name
 from archc_exporters.onnx.target import Target
-from archc_exporters.onnx.weights import DTYPES, NUMPY_DTYPES, Array, Transform, WeightSource, lazy_tensor
+from archc_exporters.onnx.weights import (
+    DTYPES,
+    NUMPY_DTYPES,
+    Array,
+    StreamedTensor,
+    Transform,
+    WeightSource,
+    lazy_tensor,
+)
 
 if TYPE_CHECKING:
     from archc_exporters.onnx.quantize import QuantizedWeights
@@ -213,6 +223,11 @@ class Lowering:
         state, name = node.states[role], self._state_name(node, role)
         if name not in self.pasts:
             shape = _symbolic(state.allocated)
+            form = cache_form(state, self.target)
+            if form is not None and form.bits == 4:
+                channels = state.allocated[-1]
+                assert isinstance(channels, int)
+                shape[-1] = channels // 2
             if rows:
                 assert state.token_dim is not None, f"{name} has no rows"
                 shape[state.token_dim] = rows
@@ -231,16 +246,26 @@ class Lowering:
         return value
 
     def state_dtype(self, state: State) -> ir.DataType:
-        """Recurrent states are float32; keys, values, latents and convolution columns have the model's dtype.
-
-        Raises:
-            GraphError: the cache policy asks for a quantised cache.
-        """
-        if state.dtype not in (MODEL_DTYPE, "float32", "bfloat16", "float16"):
-            raise GraphError(
-                f"{self.path}: a cache in {state.dtype} can't be exported; set cache dtype to float16, bfloat16 or float32"
-            )
+        """Recurrent states are float32; keys, values, latents and convolution columns have the model's dtype, or are rounded."""
+        form = cache_form(state, self.target)
+        if form is not None:
+            return form.dtype
         return ir.DataType.FLOAT if state.role == "recurrent" else self.dtype
+
+    def cache_scale(self, node: Node, role: str) -> ir.Value:
+        """Steps of the channels of a rounded cache, float32 (1, K, 1, H); read when they are written."""
+        cache, channels = self._state_name(node, role), node.states[role].allocated
+        heads, head_dim = channels[1], channels[3]
+        assert isinstance(heads, int)
+        assert isinstance(head_dim, int)
+        shape, name = (1, heads, 1, head_dim), f"{self.path}.{role[0]}_scale"
+
+        @contextmanager
+        def opened() -> Iterator[Callable[[int, int], Array]]:
+            scale = scale_of(self.weights, cache, shape)
+            yield lambda start, stop: scale[start:stop]
+
+        return self._initializer(name, StreamedTensor(name, shape, ir.DataType.FLOAT, unit_rows=1, opened=opened))
 
     def _state_name(self, node: Node, role: str) -> str:
         return self.state_names[join(self.scope, node.states[role].name)]

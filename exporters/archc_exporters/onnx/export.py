@@ -12,6 +12,8 @@ from archc.errors import ArchcError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.graph.graph import Graph, param_bytes
 from archc.spec.resolved import Resolved
+from archc_exporters.onnx.cache_dtype import rounded_caches
+from archc_exporters.onnx.calibrate import calibrated
 from archc_exporters.onnx.check import Judge, Outcome, Subject, check_export, plan_trial
 from archc_exporters.onnx.checkpoint import SafetensorsWeights
 from archc_exporters.onnx.context import OPSETS, Lowering
@@ -47,6 +49,8 @@ def export(
     batched_chunks: bool = False,
     sliding_window_cache: bool = False,
     prune_head: bool = False,
+    kv_cache_dtype: str | None = None,
+    calibration: Path | None = None,
     quant: str | None = None,
     quant_block_size: int = 32,
     quant_zero_points: bool = False,
@@ -70,10 +74,11 @@ def export(
     ``graph.params()``; with ``no_weights`` their file is referred to and not written. ``overwrite`` allows a folder that holds
     files and no export. ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``, or 4096.
     With ``spec``, that of the graph, ``spec.yaml`` and its tokenizer are written too; ``tokenizer`` is a tokenizer.json that
-    takes its place, or a folder with one. ``quant`` is int4 or int8, the other ``quant_`` choices are those of
-    ``Quantization``. ``check`` runs the file on onnxruntime's CPU in a process of its own, where memory holds it; without it
-    only the structure is checked. ``check_provider`` names the provider that must take every node but shape arithmetic.
-    ``judge`` compares the file with something else.
+    takes its place, or a folder with one. ``kv_cache_dtype`` goes before what the cache policies say; int8 and int4 caches get
+    their steps from a run over the ids in ``calibration``, or over random ones. ``quant`` is int4 or int8, the other ``quant_``
+    choices are those of ``Quantization``. ``check`` runs the file on onnxruntime's CPU in a process of its own, where memory
+    holds it; without it only the structure is checked. ``check_provider`` names the provider that must take every node but
+    shape arithmetic. ``judge`` compares the file with something else.
 
     Raises:
         ArchcError: the weights don't fit, a file can't be written, or the graph can't be said in ONNX.
@@ -86,6 +91,7 @@ def export(
         batched_chunks=batched_chunks,
         sliding_window_cache=sliding_window_cache,
         prune_head=prune_head,
+        kv_cache_dtype=kv_cache_dtype,
         quant=quantization(
             quant,
             block_size=quant_block_size,
@@ -103,9 +109,12 @@ def export(
     beside = None if spec is None else tokenizer_files(spec, tokenizer)
     runtime = genai_files(graph, target, max_model_len=max_model_len, tokenizer=beside) if io == "genai" else None
     source = NoWeights() if no_weights else _weight_source(graph, weights, seed, target)
-    model, ctx = lower_graph(graph, target=target, weights=source, max_model_len=max_model_len)
-    nodes = count_nodes(model)
     subject = Subject(graph=graph, target=target, weights=source, max_model_len=max_model_len)
+    subject, calibration_note = calibrated(subject, calibration, progress)
+    model, ctx = lower_graph(graph, target=target, weights=subject.weights, max_model_len=max_model_len)
+    if calibration_note:
+        ctx.remark(calibration_note)
+    nodes = count_nodes(model)
     plan = plan_trial(subject, judged=judge is not None) if check or judge is not None else None
     with staged(out, overwrite=overwrite) as stage:
         started = time.perf_counter()
@@ -153,7 +162,7 @@ def _notes(ctx: Lowering, tokenizer: TokenizerFiles | None, runtime: GenaiFiles 
 
 
 def _quality(path: Path, subject: Subject, check: bool, progress: Progress | None) -> QualityLoss | str:
-    if subject.target.quant is None:
+    if subject.target.quant is None and not rounded_caches(subject.graph, subject.target):
         return ""
     return measure(path, subject, progress) if check else "not measured: the file was not to be run"
 

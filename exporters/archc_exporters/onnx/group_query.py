@@ -9,8 +9,10 @@ import onnx_ir as ir
 from archc.ir.size import CAPACITY
 from archc.ir.values import Node
 from archc.ops.attention import Attention
+from archc_exporters.onnx.cache_dtype import cache_dtype, cache_form
 from archc_exporters.onnx.context import MS, Lowering
 from archc_exporters.onnx.limits import can_turn_inside
+from archc_exporters.onnx.states import ROLLING
 from archc_exporters.onnx.step import last_key, total_length
 
 QKV = tuple[ir.Value, ir.Value, ir.Value]
@@ -36,11 +38,15 @@ def group_query(ctx: Lowering, node: Node, qkv: QKV, *, window: int | None = Non
     if window is not None:
         numbers["local_window_size"] = window
         if ctx.target.io == "genai":
-            # Its runtime allocates rows for all tokens, or for every rolling cache as many as it finds fit.
-            rows = "window_capacity" if rolling else str(CAPACITY)
+            # Its runtime allocates rows for all tokens, or for a rolling cache as many as it finds fit, the window's at least.
+            rows = f"{ROLLING}{window}" if rolling else str(CAPACITY)
     if rolling:
         numbers["sliding_window_cache"] = 1
     sinks = ctx.weight(node, "sinks") if op.sinks else None
+    form, scales = cache_form(node.states["key"], ctx.target), (None, None)
+    if form is not None:
+        scales = (ctx.cache_scale(node, "key"), ctx.cache_scale(node, "value"))
+        numbers |= {"kv_cache_bit_width": form.bits, "k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
     inside = ", ".join(
         what
         for what, there in (
@@ -49,6 +55,7 @@ def group_query(ctx: Lowering, node: Node, qkv: QKV, *, window: int | None = Non
             ("sinks", op.sinks),
             (f"a rolling window of {window} rows", rolling),
             (f"a window of {window} tokens", window is not None and not rolling),
+            (f"a cache in {cache_dtype(node.states['key'], ctx.target)} with a step a channel", form is not None),
         )
         if there
     )
@@ -69,7 +76,8 @@ def group_query(ctx: Lowering, node: Node, qkv: QKV, *, window: int | None = Non
         None,
         None,
         sinks,
-        dtypes=(None, None, None),
+        *scales,
+        dtypes=(None, *(ctx.state_dtype(node.states[role]) for role in ("key", "value"))),
         domain=MS,
         **numbers,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from archc.ops.attention import Attention
-from archc_exporters.onnx.target import Provider, Target
+from archc_exporters.onnx.target import FLOAT8, Provider, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,8 @@ class GroupQueryLimits:
         head_max: largest head size, None where there is no limit.
         turned_multiple: channels that turn inside the kernel are a multiple of it.
         batched_chunks: whether several new tokens over a past are taken at batch > 1.
+        cache_dtypes: of keys and values that are rounded as they are cached.
+        rounded_head_max: largest head size over such a cache, None where there is no limit.
     """
 
     dtypes: tuple[str, ...]
@@ -29,15 +31,29 @@ class GroupQueryLimits:
     head_max: int | None
     turned_multiple: int
     batched_chunks: bool
+    cache_dtypes: tuple[str, ...]
+    rounded_head_max: int | None
 
 
 GROUP_QUERY: dict[tuple[tuple[int, int], Provider], GroupQueryLimits] = {
     ((1, 31), "cpu"): GroupQueryLimits(
-        dtypes=("float32", "float16"), head_multiple=8, head_max=None, turned_multiple=16, batched_chunks=False
+        dtypes=("float32", "float16"),
+        head_multiple=8,
+        head_max=None,
+        turned_multiple=16,
+        batched_chunks=False,
+        cache_dtypes=("int8", "int4"),
+        rounded_head_max=None,
     ),
     # Above 512 the kernel fails when it runs; up to 256 it is flash attention, beyond that memory-efficient.
     ((1, 31), "cuda"): GroupQueryLimits(
-        dtypes=("float16", "bfloat16"), head_multiple=8, head_max=512, turned_multiple=16, batched_chunks=False
+        dtypes=("float16", "bfloat16"),
+        head_multiple=8,
+        head_max=512,
+        turned_multiple=16,
+        batched_chunks=False,
+        cache_dtypes=("int8", "int4", FLOAT8),
+        rounded_head_max=256,
     ),
 }
 

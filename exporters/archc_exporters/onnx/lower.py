@@ -13,6 +13,7 @@ from archc._version import __version__
 from archc.errors import GraphError
 from archc.graph.graph import Graph, join
 from archc.ir.values import Body, Call, Node, Value
+from archc_exporters.onnx.cache_dtype import check_caches
 from archc_exporters.onnx.context import OPSETS, Lowering, further_inputs
 from archc_exporters.onnx.genai.inputs import lengths
 from archc_exporters.onnx.step import last_token, positions
@@ -30,8 +31,10 @@ def lower_graph(
     """The model, its weights still unread, and the lowering that made it.
 
     Raises:
+        ArchcError: a cache has a dtype that its layer can't have.
         GraphError: an op has no lowering, or can't be said in ONNX.
     """
+    check_caches(graph, target)
     ctx = Lowering(
         graph,
         target=target,

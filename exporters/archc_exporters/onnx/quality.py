@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from onnx_ir import DataType
 
 from archc.graph.depth import shallow
 from archc.units import gib
+from archc_exporters.onnx.cache_dtype import rounded_caches
 from archc_exporters.onnx.check import Subject
 from archc_exporters.onnx.check_child import Call
 from archc_exporters.onnx.lower import lower_graph
@@ -98,7 +100,14 @@ def measure(path: Path, subject: Subject, progress: Progress | None = None) -> Q
     if twin is None:
         return f"not measured: {objection}"
     whole = twin.graph is subject.graph
-    target = replace(subject.target, dtype=twin.target.dtype, io="archc", prune_head=False)
+    target = replace(
+        subject.target, dtype=twin.target.dtype, provider=twin.target.provider, io="archc", prune_head=False
+    )
+    if not whole:
+        # Its layers have other numbers, so the caches' steps don't fit them.
+        target = replace(target, kv_cache_dtype="model")
+    if target.quant is None and not rounded_caches(subject.graph, target):
+        return f"not measured: {objection}, and the caches of fewer layers have no steps"
     itself = whole and subject.has_data and target == subject.target
     needed = twin.needed_bytes() * (1 if itself else 2)
     free = shutil.disk_usage(path.parent).free
@@ -128,9 +137,11 @@ def _twin(subject: Subject) -> tuple[str, Subject | None]:
     """(why the file itself is not what is measured, the float file to measure against, if one can be run)."""
     free = free_memory_bytes()
     limit = min(free // 2, _TWIN_LIMIT_BYTES)
-    target = replace(subject.target, quant=None, io="archc", prune_head=False)
+    target = replace(subject.target, quant=None, kv_cache_dtype="model", io="archc", prune_head=False)
     if not subject.has_data:
         return "the weights are not in the file", None
+    if any(form.dtype == DataType.FLOAT8E4M3FN for form in rounded_caches(subject.graph, subject.target).values()):
+        return "onnxruntime's CPU has no float8 caches", None
     why = [
         text
         for text, true in (
@@ -141,7 +152,9 @@ def _twin(subject: Subject) -> tuple[str, Subject | None]:
         if true
     ]
     if target.dtype == "bfloat16":
-        target = replace(target, dtype="float32")
+        # GroupQueryAttention, which rounded caches need, is there in float32 on the CPU alone.
+        provider = "cpu" if rounded_caches(subject.graph, subject.target) else target.provider
+        target = replace(target, dtype="float32", provider=provider)
     twin = replace(subject, target=target)
     if twin.needed_bytes() > limit:
         why.append(f"a float twin would need {gib(twin.needed_bytes())}, more than {gib(limit)}")

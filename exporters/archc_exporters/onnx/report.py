@@ -11,11 +11,12 @@ import onnx_ir as ir
 
 from archc.graph.graph import CAPACITY_MULTIPLE, Graph
 from archc.ir.size import CAPACITY
+from archc_exporters.onnx.cache_dtype import cache_dtype, cache_form
 from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.placement.report import Placement
 from archc_exporters.onnx.quality import QualityLoss
 from archc_exporters.onnx.quantize import QuantizedWeights
-from archc_exporters.onnx.weights import NUMPY_DTYPES
+from archc_exporters.onnx.weights import DTYPES, NUMPY_DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,13 @@ def notes(ctx: Lowering) -> tuple[str, ...]:
     """What the file does otherwise than the spec says."""
     lines = list(ctx.remarks)
     other = sorted(
-        {state.dtype for state in ctx.graph.states().values() if ctx.resolve(state.dtype) != ctx.state_dtype(state)}
+        {
+            state.dtype
+            for state in ctx.graph.states().values()
+            if cache_form(state, ctx.target) is None
+            and cache_dtype(state, ctx.target) in DTYPES
+            and ctx.resolve(cache_dtype(state, ctx.target)) != ctx.state_dtype(state)
+        }
     )
     if other:
         lines.append(

@@ -13,10 +13,16 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from archc_exporters.onnx.states import GENAI_INPUTS, LENGTHS, PAST, present_name
+from archc_exporters.onnx.states import GENAI_INPUTS, LENGTHS, PAST, ROLLING, present_name
 
 Array = np.ndarray[Any, Any]
-_NUMPY = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+_NUMPY = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+}
 
 
 def load_session(path: Path, *, threads: int = 0) -> ort.InferenceSession:
@@ -38,7 +44,9 @@ class Conversation:
         sizes: Mapping[str, int] = {"batch": batch, "capacity": capacity}
         self.caches: dict[str, Array] = {
             given.name: np.zeros(
-                tuple(dim if isinstance(dim, int) else sizes.get(str(dim), capacity) for dim in given.shape),
+                tuple(
+                    dim if isinstance(dim, int) else sizes.get(dim) or _rolling(dim, capacity) for dim in given.shape
+                ),
                 _NUMPY[given.type],
             )
             for given in session.get_inputs()
@@ -93,3 +101,8 @@ class Conversation:
         self.lengths = lengths + (input_ids.shape[1] if valid is None else np.asarray(valid, np.int64))
         self.caches = {name: np.concatenate([row[name] for row in held]) for name in caches}
         return np.concatenate(logits)
+
+
+def _rolling(dim: str, capacity: int) -> int:
+    """Rows of a rolling cache: as many as the others have, and at least the window's."""
+    return max(capacity, int(dim.removeprefix(ROLLING)))

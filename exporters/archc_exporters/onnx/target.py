@@ -8,6 +8,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from archc.errors import ArchcError
+from archc.ir.values import MODEL_DTYPE
 from archc.units import dtype_name
 from archc_exporters.onnx.weights import DTYPES
 
@@ -20,6 +21,7 @@ MODEL_DTYPES = ("float16", "float32", "bfloat16")
 ONNXRUNTIME = (1, 31)
 """The version that files are made for; newer ones read them too."""
 
+FLOAT8 = "float8_e4m3fn"
 WEIGHT_BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128)
 """Of MatMulNBits; CUDA's kernel for one token fails at 256."""
@@ -85,6 +87,8 @@ class Target:
         batched_chunks: several new tokens over a past at batch > 1 must work; GroupQueryAttention refuses them.
         sliding_window_cache: windows by GroupQueryAttention's own rolling cache instead of archc's ring.
         prune_head: logits of each row's last valid token only, (batch, 1, vocab_size).
+        kv_cache_dtype: of keys, values, latents and convolution columns whatever the cache policy says: ``int8``, ``int4``,
+            ``float8_e4m3fn``, or ``model`` for ``dtype``; None leaves it to the policy.
         quant: integer weights; None leaves them in ``dtype``.
         onnxruntime: (major, minor) of the oldest version that must run the file.
     """
@@ -95,6 +99,7 @@ class Target:
     batched_chunks: bool = False
     sliding_window_cache: bool = False
     prune_head: bool = False
+    kv_cache_dtype: str | None = None
     quant: Quantization | None = None
     onnxruntime: tuple[int, int] = ONNXRUNTIME
 
@@ -107,8 +112,24 @@ class Target:
         ):
             if value not in legal:
                 raise ArchcError(f"{what} {value} can't be exported; legal: {', '.join(legal)}")
+        if self.kv_cache_dtype is not None:
+            object.__setattr__(self, "kv_cache_dtype", _kv_cache_dtype(self.kv_cache_dtype, self.dtype))
 
     @property
     def ir_dtype(self) -> ir.DataType:
         """``dtype`` as onnx-ir's."""
         return DTYPES[self.dtype]
+
+
+def _kv_cache_dtype(text: str, model_dtype: str) -> str:
+    name = dtype_name(text)
+    if name in (MODEL_DTYPE, model_dtype):
+        return MODEL_DTYPE
+    if name in MODEL_DTYPES:
+        raise ArchcError(
+            f"a cache in {name} beside activations in {model_dtype} can't be exported: a kernel wants one dtype"
+        )
+    legal = ("int8", "int4", FLOAT8)
+    if name not in legal:
+        raise ArchcError(f"a cache in {text} can't be exported; legal: {', '.join(legal)}, {model_dtype}")
+    return name
