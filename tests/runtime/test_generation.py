@@ -29,15 +29,23 @@ def test_every_row_of_a_ragged_batch_continues_as_torch_does(
 
 
 @pytest.mark.parametrize(
-    "options", [{"batched_chunks": True}, {"prune_head": True}], ids=lambda options: next(iter(options))
+    ("name", "option"),
+    [
+        ("llama", "batched_chunks"),
+        ("gpt-oss", "batched_chunks"),
+        ("gpt-oss", "prune_head"),
+        ("kimi-linear", "prune_head"),
+        ("gpt-oss", "sliding_window_cache"),
+        ("gqa keys", "sliding_window_cache"),
+    ],
 )
-@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
 def test_the_form_of_the_file_changes_no_token(
-    ready: Callable[..., Any], prompts: list[list[int]], name: str, options: dict[str, bool]
+    ready: Callable[..., Any], prompts: list[list[int]], name: str, option: str
 ) -> None:
-    model = ready(name, **options)
-    found = model.load().generate(prompts, max_new_tokens=NEW_TOKENS, chunk_size=8)
-    assert found.ids == [model.greedy(prompt, NEW_TOKENS) for prompt in prompts]
+    model = ready(name, **{option: True})
+    for chunk_size in (512, 8):
+        found = model.load().generate(prompts, max_new_tokens=NEW_TOKENS, chunk_size=chunk_size)
+        assert found.ids == [model.greedy(prompt, NEW_TOKENS) for prompt in prompts]
 
 
 def test_a_row_ends_at_its_stop_id_and_the_others_go_on(ready: Callable[..., Any], prompts: list[list[int]]) -> None:
