@@ -23,7 +23,7 @@ from archc.expansion import expand
 from archc.ir.values import Param
 from archc.spec.load import loads_spec
 from archc_exporters.onnx import weights as streaming
-from archc_exporters.onnx.arrays import DTYPES, NUMPY_DTYPES, Array
+from archc_exporters.onnx.arrays import DTYPES, Array
 from archc_exporters.onnx.checkpoint import SafetensorsWeights
 from archc_exporters.onnx.export import export
 from archc_exporters.onnx.listing import listed
@@ -342,7 +342,3 @@ def test_the_same_bytes_from_one_file_and_from_shards(tmp_path: Path) -> None:
     found = next(array for name, array in stored.items() if name.endswith("gate_up"))
     assert np.array_equal(found[:, 0::2], gate)
     assert np.array_equal(found[:, 1::2], up)
-
-
-def test_no_weight_of_a_dtype_is_unknown() -> None:
-    assert set(DTYPES.values()) == set(NUMPY_DTYPES)

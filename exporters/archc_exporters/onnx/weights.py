@@ -13,7 +13,7 @@ import onnx_ir as ir
 from archc.errors import ArchcError
 from archc.ir.values import Param
 from archc_exporters.onnx.arrays import DTYPES, NUMPY_DTYPES, Array, is_finite_float16, rounded, transposed
-from archc_exporters.onnx.transforms import Piecewise, Rows, Transform
+from archc_exporters.onnx.transforms import Piecewise, Rows, Transform, Transposed
 
 __all__ = [
     "DTYPES",
@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 _PIECE_BYTES = 8 << 20
-_MOST_PIECES = 32
-"""A transpose passes over its whole source once a piece, so pieces of large tensors are larger."""
+_MOST_PASSES = 32
+"""Where every piece costs a pass over the whole source, pieces of large tensors are larger, so that there are no more."""
 
 Reader = Callable[[int, int], Array]
 """Rows [start, stop) of a tensor, contiguous and in its dtype."""
@@ -51,6 +51,7 @@ class StreamedTensor(ir.LazyTensor):
     """A tensor that ``opened`` gives rows of; written in pieces of a few MiB, and whole only where somebody asks for an array.
 
     ``unit_rows`` is how many rows are made together: readers are asked for multiples of it. A scalar counts as one row.
+    ``reads_all`` says that every piece costs a pass over all that the tensor is made from.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class StreamedTensor(ir.LazyTensor):
         dtype: ir.DataType,
         *,
         unit_rows: int,
+        reads_all: bool = False,
         opened: Callable[[], Any],
     ) -> None:
         super().__init__(self._whole, dtype=dtype, shape=ir.Shape(list(shape)), name=name)
-        self.unit_rows = max(1, unit_rows)
+        self.unit_rows, self.reads_all = max(1, unit_rows), reads_all
         self.opened = opened
         """Makes a context whose value is a ``Reader``; what it holds is let go when the context ends."""
 
@@ -99,7 +101,7 @@ class StreamedTensor(ir.LazyTensor):
 
 def _rows_a_piece(tensor: StreamedTensor) -> int:
     unit_bytes = max(1, tensor.nbytes * tensor.unit_rows // max(1, tensor.rows))
-    piece_bytes = max(_PIECE_BYTES, tensor.nbytes // _MOST_PIECES)
+    piece_bytes = max(_PIECE_BYTES, tensor.nbytes // _MOST_PASSES if tensor.reads_all else 0)
     return max(1, piece_bytes // unit_bytes) * tensor.unit_rows
 
 
@@ -163,7 +165,9 @@ def lazy_tensor(
             read.release()
 
     unit_rows = form.unit_rows(total) if isinstance(form, Piecewise) else 1
-    return StreamedTensor(name, shape, dtype, unit_rows=unit_rows, opened=opened)
+    return StreamedTensor(
+        name, shape, dtype, unit_rows=unit_rows, reads_all=isinstance(form, Transposed), opened=opened
+    )
 
 
 def joined(name: str, tensors: Sequence[ir.TensorProtocol], axis: int) -> StreamedTensor:
@@ -177,7 +181,9 @@ def joined(name: str, tensors: Sequence[ir.TensorProtocol], axis: int) -> Stream
     assert all(part[:axis] + part[axis + 1 :] == shape[:axis] + shape[axis + 1 :] for part in shapes), (
         f"{name}: {shapes}"
     )
-    units = [tensor.unit_rows if isinstance(tensor, StreamedTensor) else 1 for tensor in tensors]
+    streamed = [tensor for tensor in tensors if isinstance(tensor, StreamedTensor)]
+    unit_rows = 1 if axis == 0 else lcm(*(tensor.unit_rows for tensor in streamed))
+    reads_all = any(tensor.reads_all for tensor in streamed)
 
     @contextmanager
     def opened() -> Iterator[Reader]:
@@ -188,7 +194,7 @@ def joined(name: str, tensors: Sequence[ir.TensorProtocol], axis: int) -> Stream
             else:
                 yield _behind_one_another(readers, [part[0] for part in shapes])
 
-    return StreamedTensor(name, shape, first.dtype, unit_rows=1 if axis == 0 else lcm(*units), opened=opened)
+    return StreamedTensor(name, shape, first.dtype, unit_rows=unit_rows, reads_all=reads_all, opened=opened)
 
 
 @contextmanager
