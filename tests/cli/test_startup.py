@@ -29,7 +29,11 @@ def loaded(*arguments: str, watched: tuple[str, ...]) -> list[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], *([name, "--help"] for name in ("estimate", "show", "validate", "build", "export"))],
+    [
+        ["--help"],
+        ["--version"],
+        *([name, "--help"] for name in ("estimate", "show", "validate", "build", "export", "run", "bench")),
+    ],
     ids=" ".join,
 )
 def test_help_loads_nothing_but_click(arguments: list[str]):
