@@ -16,12 +16,13 @@ import pytest
 
 from archc.errors import ArchcError, CheckFailedError
 from archc_exporters.onnx import check
-from archc_exporters.onnx.check import Subject, plan_trial
+from archc_exporters.onnx.check import Subject, held_bytes, plan_trial
 from archc_exporters.onnx.check_child import Call
 from archc_exporters.onnx.export import export
+from archc_exporters.onnx.lower import lower_graph
 from archc_exporters.onnx.memory import free_memory_bytes
 from archc_exporters.onnx.sources import NoWeights, RandomWeights
-from archc_exporters.onnx.target import Target
+from archc_exporters.onnx.target import Quantization, Target
 from archc_exporters.onnx.trial import try_file
 from archc_exporters.onnx.weights import DTYPES
 from tests.onnx.conftest import graph_of
@@ -142,7 +143,8 @@ def test_weights_over_half_of_the_free_memory_are_not_run(
     exported: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = graph_of("llama", "stack.num_layers=7")
-    needed = Subject(graph=graph, target=Target(), weights=NoWeights(), max_model_len=8).needed_bytes()
+    model, _ = lower_graph(graph, target=Target(), weights=NoWeights(), max_model_len=40)
+    needed = held_bytes(model)
     monkeypatch.setattr(check, "free_memory_bytes", lambda: 2 * needed - 1)
     not_run, twin = lines_about(export(graph, tmp_path))
     assert "more than half of the free memory" in not_run
@@ -154,13 +156,24 @@ def test_weights_over_half_of_the_free_memory_are_not_run(
     assert lines_about(export(graph, tmp_path))[0].startswith("run: batch 1")
 
 
+def test_integer_weights_are_counted_as_they_are_and_floats_as_float32() -> None:
+    graph = graph_of("llama", "embedding.hidden_size=128", "ffns.mlp.intermediate_size=256")
+    held: dict[str, int] = {}
+    for name, target in {
+        "float16": Target(provider="cpu"),
+        "float32": Target(provider="cpu", dtype="float32"),
+        "int4": Target(provider="cpu", dtype="float32", quant=Quantization(bits=4)),
+    }.items():
+        held[name] = held_bytes(lower_graph(graph, target=target, weights=NoWeights(), max_model_len=40)[0])
+    assert held["float16"] == held["float32"]
+    assert held["int4"] < 0.6 * held["float32"]
+
+
 def test_what_can_not_be_judged_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "free_memory_bytes", lambda: 1000)
-    with pytest.raises(
-        ArchcError, match=r"llama can't be compared with torch here: the weights take .* KiB in float32"
-    ):
+    with pytest.raises(ArchcError, match=r"llama can't be compared with torch here: the weights take .* KiB in memory"):
         export(graph_of("llama"), tmp_path / "out", judge=lambda file: [])
     assert not (tmp_path / "out").exists()
 
@@ -174,8 +187,9 @@ def test_a_large_twin_is_run_only_where_somebody_asked_for_a_judgement(monkeypat
         max_model_len=8,
     )
     monkeypatch.setattr(check, "_TWIN_LIMIT_BYTES", 1000)
-    assert plan_trial(subject, judged=False).twin is None
-    twin = plan_trial(subject, judged=True).twin
+    model, _ = lower_graph(graph, target=subject.target, weights=subject.weights, max_model_len=8)
+    assert plan_trial(subject, model, judged=False).twin is None
+    twin = plan_trial(subject, model, judged=True).twin
     assert twin is not None
     assert (twin.target.dtype, twin.target.provider) == ("float32", "cpu")
 

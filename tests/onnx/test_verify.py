@@ -75,6 +75,18 @@ def test_the_head_on_the_last_token_alone_is_compared_there(tmp_path: Path) -> N
     assert prefill["relative"] < 2e-5
 
 
+def test_a_rolling_cache_is_compared_without_rows_of_two_lengths(tmp_path: Path) -> None:
+    report = export(graph_of("gpt-oss"), tmp_path, sliding_window_cache=True, judge=judge)
+    assert [each["way"].split()[0] for each in report.comparisons] == ["prefill", "chunk", "28"]
+
+
+def test_integer_weights_give_figures_without_limits(tmp_path: Path) -> None:
+    graph = graph_of("llama", "embedding.hidden_size=128", "ffns.mlp.intermediate_size=256")
+    report = export(graph, tmp_path, provider="cpu", dtype="float32", quant="int8", judge=judge)
+    assert [each["max_limit"] for each in report.comparisons] == [None] * 4
+    assert 2e-5 < report.comparisons[0]["relative"] < 0.2
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_other_weights_than_the_files_are_seen(dtype: str, tmp_path: Path) -> None:
     graph = graph_of("llama")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from onnx_ir import DataType
+import onnx_ir as ir
 
 from archc.errors import ArchcError, CheckFailedError
 from archc.graph.depth import shallow
@@ -107,14 +107,25 @@ class Outcome:
     peak_bytes: int | None = None
 
 
-def plan_trial(subject: Subject, *, judged: bool) -> Plan:
+def held_bytes(model: ir.Model) -> int:
+    """What a model's weights take while onnxruntime's CPU runs it: floats as float32, blocks of integers as they are."""
+    return sum(_held(value.const_value) for value in model.graph.initializers.values() if value.const_value is not None)
+
+
+def _held(tensor: ir.TensorProtocol) -> int:
+    return tensor.size * 4 if tensor.dtype.is_floating_point() else tensor.nbytes
+
+
+def plan_trial(subject: Subject, model: ir.Model, *, judged: bool) -> Plan:
     """Decide before anything is written whether the file can be run, or a twin of it.
 
     Raises:
         ArchcError: it should be judged, and nothing of it can be run.
     """
     free = free_memory_bytes()
-    not_run = _objection(subject, free)
+    # The judge holds all weights in float32, when the process that ran the file has ended.
+    needed = max(held_bytes(model), subject.needed_bytes() if judged else 0)
+    not_run = _objection(subject, needed, free)
     if not not_run:
         return Plan(not_run="", twin=None)
     twin = replace(
@@ -135,16 +146,15 @@ def plan_trial(subject: Subject, *, judged: bool) -> Plan:
     return Plan(not_run=f"{not_run}, and {too_large}", twin=None)
 
 
-def _objection(subject: Subject, free: int) -> str:
+def _objection(subject: Subject, needed: int, free: int) -> str:
     if not subject.has_data:
         return "the weights are not in the file"
     if subject.target.dtype == "bfloat16":
         return "onnxruntime's CPU has no bfloat16"
-    if any(form.dtype == DataType.FLOAT8E4M3FN for form in rounded_caches(subject.graph, subject.target).values()):
+    if any(form.dtype == ir.DataType.FLOAT8E4M3FN for form in rounded_caches(subject.graph, subject.target).values()):
         return "onnxruntime's CPU has no float8 caches"
-    needed = subject.needed_bytes()
     if needed > free // 2:
-        return f"the weights take {gib(needed)} in float32, more than half of the free memory, {gib(free)}"
+        return f"the weights take {gib(needed)} in memory, more than half of the free memory, {gib(free)}"
     return ""
 
 

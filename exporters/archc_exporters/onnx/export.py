@@ -115,7 +115,7 @@ def export(
     if calibration_note:
         ctx.remark(calibration_note)
     nodes = count_nodes(model)
-    plan = plan_trial(subject, judged=judge is not None) if check or judge is not None else None
+    plan = plan_trial(subject, model, judged=judge is not None) if check or judge is not None else None
     with staged(out, overwrite=overwrite) as stage:
         started = time.perf_counter()
         data_bytes = write(model, stage, progress, has_data=subject.has_data)
