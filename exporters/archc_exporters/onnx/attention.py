@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops import attention as ops
-from archc_exporters.onnx.caches import append, from_heads, joined, replaced, ring_text, to_heads, turned
+from archc_exporters.onnx.caches import append, from_heads, joined, replaced, ring_text, to_heads, turned, used_part
 from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.group_query import QKV, group_query
 from archc_exporters.onnx.limits import group_query_objection
@@ -63,6 +63,9 @@ def _over_capacity(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbe
             "TensorScatter and Attention with nonpad_kv_seqlen, batched chunks included; not GroupQueryAttention: "
             + group_query_objection(op, ctx.target)
         )
+        if ctx.target.provider == "cpu":
+            # Its kernel computes over the whole capacity, however few rows are in use.
+            keys, values = used_part(ctx, keys), used_part(ctx, values)
         return ctx.op("Attention", q, keys, values, None, None, None, ctx.inputs["kv_length"], is_causal=1, **numbers)
     return _over_capacity_with_sinks(ctx, node, op, (q, keys, values), numbers)
 
@@ -74,15 +77,12 @@ def _over_capacity_with_sinks(
     q, keys, values = qkv
     rows = capacity_rows(ctx, ctx.past(node, "key"))
 
-    def used(cache: ir.Value) -> ir.Value:
-        return ctx.op("Slice", cache, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
-
     def many() -> tuple[ir.Value]:
-        taken = (q, used(keys), used(values))
+        taken = (q, used_part(ctx, keys), used_part(ctx, values))
         if op.soft_cap is None:
             return (attend_by_channel(ctx, node, op, taken, mask=None, numbers=numbers),)
         # Rows are cut from those of the capacity: Slice reads max_length on the host, a Range over it would copy it there.
-        mask = causal_mask(ctx, used(rows), positions(ctx))
+        mask = causal_mask(ctx, used_part(ctx, rows), positions(ctx))
         return (attend_by_column(ctx, node, op, taken, mask=mask, numbers=numbers),)
 
     def one() -> tuple[ir.Value]:

@@ -31,6 +31,11 @@ def append(ctx: Lowering, node: Node, role: str, rows: ir.Value) -> ir.Value:
     return ctx.present(node, role, ctx.op("TensorScatter", past, rows, ctx.inputs["past_length"], axis=2))
 
 
+def used_part(ctx: Lowering, rows: ir.Value) -> ir.Value:
+    """Those of the rows (…, …, capacity, …) that any sequence has in use."""
+    return ctx.op("Slice", rows, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
+
+
 def joined(ctx: Lowering, node: Node, role: str, new: ir.Value) -> ir.Value:
     """[ring before the call | new rows], (batch, K, rows + seq, width)."""
     return ctx.op("Concat", ctx.past(node, role), new, axis=2)

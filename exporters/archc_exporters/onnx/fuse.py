@@ -45,3 +45,30 @@ def _replace(graph: ir.Graph, add: ir.Node, norm: ir.Node, weight: ir.Value | No
     for old, new in ((normed, outputs[0]), (total, outputs[3])):
         old.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove([norm, add], safe=True)
+
+
+def cast_before_split(graph: ir.Graph) -> None:
+    """A Split whose parts are all cast alike becomes one Cast and a Split."""
+    for split in list(graph):
+        if split.op_type != "Split" or split.domain:
+            continue
+        casts = [[use.node for use in output.uses()] for output in split.outputs]
+        if any(len(readers) != 1 or readers[0].op_type != "Cast" for readers in casts):
+            continue
+        readers = [readers[0] for readers in casts]
+        dtypes = {reader.outputs[0].dtype for reader in readers}
+        source = split.inputs[0]
+        if len(dtypes) != 1 or source is None or any(reader.outputs[0].is_graph_output() for reader in readers):
+            continue
+        dtype = dtypes.pop()
+        assert dtype is not None
+        name = f"{split.name}/Cast"
+        cast = ir.node(
+            "Cast", [source], {"to": dtype}, name=name, outputs=[ir.Value(name=name, type=ir.TensorType(dtype))]
+        )
+        graph.insert_before(split, cast)
+        split.replace_input_with(0, cast.outputs[0])
+        for output, reader in zip(split.outputs, readers, strict=True):
+            output.type = ir.TensorType(dtype)
+            reader.outputs[0].replace_all_uses_with(output)
+        graph.remove(readers, safe=True)

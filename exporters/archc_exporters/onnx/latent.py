@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops import attention as ops
-from archc_exporters.onnx.caches import append, from_heads, joined, replaced, ring_text, to_heads, turned
+from archc_exporters.onnx.caches import append, from_heads, joined, replaced, ring_text, to_heads, turned, used_part
 from archc_exporters.onnx.context import MS, Lowering
 from archc_exporters.onnx.rotary import turned_part
 from archc_exporters.onnx.step import capacity_rows, causal_mask, is_many, past_column, ring_filled, ring_mask
@@ -53,8 +53,8 @@ def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, s
         cache = append(ctx, node, "latent", row)
         o = ctx.choose(
             is_many(ctx),
-            lambda: (_expanded(ctx, node, op, query, _used(ctx, cache)),),
-            lambda: (_absorbed(ctx, node, op, query, _used(ctx, cache), _mask_of_one(ctx, cache)),),
+            lambda: (_expanded(ctx, node, op, query, used_part(ctx, cache)),),
+            lambda: (_absorbed(ctx, node, op, query, used_part(ctx, cache), _mask_of_one(ctx, cache)),),
             (ctx.dtype,),
         )[0]
     else:
@@ -82,16 +82,11 @@ def _over_ring(ctx: Lowering, node: Node, op: ops.LatentAttention, query: _Query
     return o
 
 
-def _used(ctx: Lowering, rows: ir.Value) -> ir.Value:
-    """The rows (…, capacity, …) that any sequence has in use."""
-    return ctx.op("Slice", rows, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
-
-
 def _mask_of_one(ctx: Lowering, cache: ir.Value) -> ir.Value:
     """Which of the used rows one new token a sequence sees, (batch, 1, 1, T)."""
 
     def make() -> ir.Value:
-        return causal_mask(ctx, _used(ctx, capacity_rows(ctx, cache, reserved=False)), past_column(ctx))
+        return causal_mask(ctx, used_part(ctx, capacity_rows(ctx, cache, reserved=False)), past_column(ctx))
 
     return ctx.shared("mask of one over the used rows", make)
 

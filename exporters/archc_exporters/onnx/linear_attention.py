@@ -9,6 +9,7 @@ from archc.ir.values import Node
 from archc.ops import linear_attention as ops
 from archc_exporters.onnx.context import MS, Lowering
 from archc_exporters.onnx.elementwise import activate
+from archc_exporters.onnx.norm import l2_normed_in_float
 from archc_exporters.onnx.step import new_tokens, seq_column, valid_tokens
 from archc_exporters.onnx.weights import Array
 
@@ -31,7 +32,8 @@ def linear_attention(
             "devices with less refuse long prefills (key_dim 64 or 128 with value_dim a multiple of 32 runs everywhere)"
         )
     valid = valid_tokens(ctx)
-    query, key, value, decay, beta = (ctx.cast(x, FLOAT) for x in (q, k, v, decay, beta))
+    query, key = l2_normed_in_float(ctx, q), l2_normed_in_float(ctx, k)
+    value, decay, beta = (ctx.cast(x, FLOAT) for x in (v, decay, beta))
     y, state = ctx.ops(
         "LinearAttention",
         query,
@@ -102,10 +104,8 @@ def _by_kernel(ctx: Lowering, node: Node, x: ir.Value, columns: ir.Value) -> ir.
     assert isinstance(op, ops.CausalConv)
     fused = op.function if op.function in (None, "silu") else None
     ctx.note(f"CausalConvWithState over {len(op.streams)} streams; columns to keep by GatherND at the true length")
-    past = ctx.past(node, "conv_state")
-    if ctx.target.io == "genai":
-        # Its runtime binds past and present to one buffer, so nothing may read the past once the present is being written.
-        past = ctx.op("Slice", columns, ctx.ints(0), ctx.ints(op.kernel - 1), ctx.ints(1))
+    # From the copy, so that nothing reads the cache once its successor is being written: both may be one buffer.
+    past = ctx.op("Slice", columns, ctx.ints(0), ctx.ints(op.kernel - 1), ctx.ints(1))
     y, _ = ctx.ops(
         "CausalConvWithState",
         x,

@@ -16,6 +16,9 @@ from archc_exporters.onnx.weights import NUMPY_DTYPES, Array
 WHOLE_WIDTH = "RMSNormalization"
 """The form of a norm over the whole width, until it is joined with the sum before it."""
 
+L2_NORMED = "archc.l2_normed"
+"""Mark on what an L2 norm gives: (its input, the width, the op)."""
+
 
 def rms_norm(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     """RMSNormalization over the width, or over each head of it; an offset is added to the weight when it is written."""
@@ -62,8 +65,24 @@ def l2_norm(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     op = node.op
     assert isinstance(op, ops.L2Norm)
     ctx.note("RMSNormalization with weight 1/sqrt(d) and epsilon eps/d: LpNormalization has no epsilon")
-    weight = ctx.constant(np.full(op.head_dim, op.head_dim**-0.5, NUMPY_DTYPES[ctx.dtype]))
-    return _per_head(ctx, x, [weight], node.inputs[0].width, op.head_dim, op.eps / op.head_dim)
+    y = _l2(ctx, x, node.inputs[0].width, op)
+    y.meta[L2_NORMED] = (x, node.inputs[0].width, op)
+    return y
+
+
+def l2_normed_in_float(ctx: Lowering, y: ir.Value) -> ir.Value:
+    """The value in float32; where it is an L2 norm that is computed in float32 too, not rounded before."""
+    mark = y.meta.get(L2_NORMED)
+    if mark is None or ctx.dtype == ir.DataType.FLOAT:
+        return ctx.cast(y, ir.DataType.FLOAT)
+    x, width, op = mark
+    return _l2(ctx, ctx.cast(x, ir.DataType.FLOAT), width, op)
+
+
+def _l2(ctx: Lowering, x: ir.Value, width: int, op: ops.L2Norm) -> ir.Value:
+    assert x.dtype is not None
+    weight = ctx.constant(np.full(op.head_dim, op.head_dim**-0.5, NUMPY_DTYPES[x.dtype]))
+    return _per_head(ctx, x, [weight], width, op.head_dim, op.eps / op.head_dim)
 
 
 def _rms_weight(ctx: Lowering, node: Node, op: ops.RMSNorm) -> ir.Value:

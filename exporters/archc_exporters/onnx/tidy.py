@@ -6,7 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from archc_exporters.onnx.context import Lowering
-from archc_exporters.onnx.fuse import fuse_residual_norms
+from archc_exporters.onnx.fuse import cast_before_split, fuse_residual_norms
 from archc_exporters.onnx.linear import ONE_PRODUCT
 from archc_exporters.onnx.norm import WHOLE_WIDTH
 from archc_exporters.onnx.pack import pack_linears
@@ -30,6 +30,7 @@ def tidy(ctx: Lowering, model: ir.Model) -> None:
     _recount(ctx, ("rms_norm", WHOLE_WIDTH), _FUSED, fuse_residual_norms(model.graph))
     if ctx.target.quant is not None:
         mark_small(model.graph, ctx.target.quant)
+    cast_before_split(model.graph)
     for kind, count in pack_linears(model.graph, ctx.target.provider).items():
         _recount(ctx, ("linear", ONE_PRODUCT), f"{ONE_PRODUCT}; {_PACKED[kind]}", count)
     ctx.quantization = quantize_weights(model.graph, ctx.target)
