@@ -63,6 +63,29 @@ def test_several_prompts_from_all_sources_come_in_order(writer: Path, tmp_path: 
     assert [line for line in plain.splitlines() if line.startswith("prompt ")] == [f"prompt {n}:" for n in range(4)]
 
 
+def test_a_tokenizer_that_was_handed_over_reads_the_prompt(writer: Path, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate(["[END]", "the", "quick", "fox"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[END]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(["[END]"])
+    (tmp_path / "given").mkdir()
+    made.save(str(tmp_path / "given" / "tokenizer.json"))
+    (tmp_path / "given" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[END]"}))
+    options = ("--set", "tokenizer={kind: external, vocab_size: 4}", "--tokenizer", tmp_path / "given")
+    out = tmp_path / "out"
+    done = invoke(
+        "export", writer / "spec.yaml", "-o", out, "--provider", "cpu", "--dtype", "f32", "--no-check", *options
+    )
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(invoke("run", out, "--prompt", "the fox", "--max-new-tokens", 6, "--json", *HERE).stdout)
+    (row,) = told["rows"]
+    assert row["prompt"] == [1, 3]
+    assert row["text"].split() == [word for one in row["ids"] for word, number in words.items() if number == one != 0]
+    # The end of a text is known from the tokenizer's own configuration.
+    assert load(out, provider="cpu").contract.eos() == (0,)
+
+
 def test_sampling_options_reach_the_model(writer: Path) -> None:
     options = ("--temperature", 1.5, "--top-k", 40, "--top-p", 0.9, "--seed", 3)
     done = invoke("run", writer, "--prompt", "x", "--max-new-tokens", 8, "--json", *options, *HERE)

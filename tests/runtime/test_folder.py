@@ -59,6 +59,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         (lambda f: (f / "archc.json").write_bytes(b"\xff\xfe"), r"archc\.json can't be read"),
         (lambda f: edited(f, format=2), r"is not what archc \(format 1\) writes: format: Input should be 1.*Export"),
         (lambda f: edited(f, caches=[{}]), r"caches\.0\.input: Field required"),
+        (lambda f: edited(f, caches=[{"shape": ["batch", "length"]}]), r"caches\.0\."),
         (lambda f: edited(f, inputs=[]), r"lists no input input_ids, past_length"),
         (lambda f: edited(f, files={}), r"lists no model\.onnx"),
         (
@@ -78,6 +79,16 @@ def test_a_model_file_of_the_right_size_and_the_wrong_content(folder: Path) -> N
     (folder / "model.onnx").write_bytes(b"\1" * size)
     with pytest.raises(ArchcError, match=r"model\.onnx can't be loaded by onnxruntime 1"):
         load(folder, provider="cpu")
+
+
+def test_caches_that_are_not_those_of_the_file(folder: Path) -> None:
+    caches = json.loads((folder / "archc.json").read_text("utf-8"))["caches"]
+    caches[0]["shape"][1] += 1
+    edited(folder, caches=caches)
+    with pytest.raises(
+        ArchcError, match=r"onnxruntime 1\S+ failed in a step of \(1, 2\) tokens over caches of 8 rows: .*key"
+    ):
+        load(folder, provider="cpu", threads=1).generate([1, 2], max_new_tokens=2)
 
 
 def test_a_tokenizer_of_the_right_size_and_the_wrong_content(writer: Path, tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ grows with the context is ever copied, and no buffer is made after the first cal
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 import onnxruntime as ort
 
+from archc.errors import ArchcError
 from archc_exporters.runtime.buffers import Array, Block, View, numpy_dtype
 from archc_exporters.runtime.folder import Cache, Contract
-from archc_exporters.runtime.provider import Provider
+from archc_exporters.runtime.provider import Provider, first_line
 
 
 class Engine:
@@ -51,6 +53,9 @@ class Engine:
 
         Returns the logits of each row's last valid token, (batch, vocab_size), good until the next call; None unless
         ``wanted``. A row without valid tokens has logits that mean nothing.
+
+        Raises:
+            ArchcError: onnxruntime failed, for want of memory for example.
         """
         logits = self._run(self._bound(wanted=wanted), input_ids, self.lengths, valid, wanted)
         self._turn = (self._turn + 1) % self._period
@@ -88,7 +93,11 @@ class Engine:
         rows, seq = input_ids.shape
         if wanted:
             self._logits.bind(binding, rows, seq)
-        self._session.run_with_iobinding(binding)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime raises a family of its own, based on Exception itself.
+            what = f"a step of ({rows}, {seq}) tokens over caches of {self.capacity:,} rows"
+            raise ArchcError(f"onnxruntime {ort.__version__} failed in {what}: {first_line(error)}") from error
         return self._logits.last(rows, seq, valid) if wanted else None
 
     def _inputs(self, input_ids: Array, lengths: Array, valid: Array | None) -> Mapping[str, Array]:
@@ -114,7 +123,7 @@ class _Kept:
     ) -> None:
         self.cache, self._session = cache, session
         shape = cache.allocated(batch=batch, capacity=capacity)
-        row_bytes = cache.bytes_per_sequence + cache.bytes_per_token * capacity
+        row_bytes = prod(shape[1:]) * numpy_dtype(cache.dtype).itemsize
         self.blocks = [Block(batch * row_bytes, device) for _ in range(1 if cache.in_place else 2)]
         self._views = [View(session, block, cache.dtype, shape) for block in self.blocks]
         self._row_shape, self._row_bytes = (1, *shape[1:]), row_bytes

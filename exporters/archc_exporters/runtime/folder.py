@@ -33,7 +33,7 @@ class Cache(_Plain):
     input: str
     output: str
     dtype: str
-    shape: tuple[int | str, ...]
+    shape: tuple[int | Literal["batch", "capacity"], ...]
     growth: Literal["append", "ring", "fixed"]
     bytes_per_token: int
     bytes_per_sequence: int

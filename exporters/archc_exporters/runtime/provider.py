@@ -69,7 +69,7 @@ def open_session(model: Path | bytes, provider: Provider, *, threads: int = 0) -
     try:
         session = ort.InferenceSession(model, options, providers=order)
     except Exception as error:  # onnxruntime raises a family of its own, based on Exception itself.
-        raise ArchcError(f"{what} can't be loaded by onnxruntime {ort.__version__}: {_first_line(error)}") from error
+        raise ArchcError(f"{what} can't be loaded by onnxruntime {ort.__version__}: {first_line(error)}") from error
     if NAMES[provider] not in session.get_providers():
         raise ArchcError(
             f"onnxruntime {ort.__version__} can't use {NAMES[provider]}: CUDA 13 and its libraries are needed "
@@ -78,5 +78,6 @@ def open_session(model: Path | bytes, provider: Provider, *, threads: int = 0) -
     return session
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What onnxruntime says, without its stack."""
     return str(error).strip().splitlines()[0]
