@@ -32,7 +32,6 @@ SMALL = (("tiny-llama", (), "F32", 4, "f16"),)
 CHILD = """
 import json, resource, sys, time
 from archc.cli.main import archc
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 started = time.perf_counter()
 try:
     archc(sys.argv[1:])

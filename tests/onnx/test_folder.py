@@ -16,7 +16,7 @@ import pytest
 
 from archc.errors import ArchcError
 from archc_exporters.onnx import folder as folders
-from archc_exporters.onnx.folder import staged
+from archc_exporters.onnx.folder import require_place, staged
 
 pytestmark = pytest.mark.onnx
 
@@ -59,6 +59,7 @@ def mark_of(text: str) -> str:
 
 
 def export(out: Path, mark: str, *names: str, overwrite: bool = False) -> None:
+    require_place(out, overwrite=overwrite)
     with staged(out, overwrite=overwrite) as stage:
         write_export(stage, mark, *names)
 

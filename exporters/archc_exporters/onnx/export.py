@@ -18,7 +18,7 @@ from archc_exporters.onnx.check import Judge, Outcome, Subject, check_export, pl
 from archc_exporters.onnx.checkpoint import SafetensorsWeights
 from archc_exporters.onnx.context import OPSETS, Lowering
 from archc_exporters.onnx.contract import write_contract
-from archc_exporters.onnx.folder import staged
+from archc_exporters.onnx.folder import require_place, staged
 from archc_exporters.onnx.genai.config import GenaiFiles, genai_files
 from archc_exporters.onnx.lower import IR_VERSION, lower_graph
 from archc_exporters.onnx.placement.check import require_provider
@@ -106,6 +106,7 @@ def export(
         raise ArchcError(f"max_model_len should be positive (found {max_model_len})")
     if weights is not None and no_weights:
         raise ArchcError(f"either weights ({weights}) or no weights can be asked for, not both")
+    require_place(out, overwrite=overwrite)
     beside = None if spec is None else tokenizer_files(spec, tokenizer)
     runtime = genai_files(graph, target, max_model_len=max_model_len, tokenizer=beside) if io == "genai" else None
     source = NoWeights() if no_weights else _weight_source(graph, weights, seed, target)

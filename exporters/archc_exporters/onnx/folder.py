@@ -23,6 +23,21 @@ _STAGE = ".archc-export-"
 _MOUNTED = "another file system is mounted here; export to another folder"
 
 
+def require_place(out: Path, *, overwrite: bool = False) -> None:
+    """Say at once what ``staged`` would say later.
+
+    Raises:
+        ArchcError: ``out`` is a file or somebody else's folder, or can't be written.
+    """
+    place = Path(os.path.realpath(out))
+    try:
+        _clear(place)
+        _require_ours(out, place, overwrite)
+        _missing(place)
+    except OSError as error:
+        raise ArchcError(_described(error, out, None)) from error
+
+
 @contextmanager
 def staged(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder to write to, which becomes ``out`` when the block ends well and vanishes otherwise.
@@ -111,12 +126,19 @@ def _prefix(place: Path, home: Path) -> str:
 
 def _make(home: Path) -> list[Path]:
     """Make the folder and those above it; the ones that were made, the topmost first."""
-    above = [home, *home.parents]
-    missing = above[: next(number for number, folder in enumerate(above) if folder.exists())]
-    if not above[len(missing)].is_dir():
-        raise ArchcError(f"{above[len(missing)]} is a file; a folder is written")
+    missing = _missing(home)
     home.mkdir(parents=True, exist_ok=True)
     return missing[::-1]
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The folder and those above it that are not there, from the folder up."""
+    above = [folder, *folder.parents]
+    missing = above[: next(number for number, path in enumerate(above) if os.path.lexists(path))]
+    there = above[len(missing)]
+    if not there.is_dir():
+        raise ArchcError(f"{there} is a file; a folder is written")
+    return missing
 
 
 def _put(stage: Path, place: Path, home: Path) -> None:
