@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from math import lcm
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from archc_exporters.onnx.blocks import Blocks, quantize, unpack
 from archc_exporters.onnx.target import Quantization
-from archc_exporters.onnx.weights import NUMPY_DTYPES, Array, StreamedTensor
+from archc_exporters.onnx.weights import NUMPY_DTYPES, Array, Reader, StreamedTensor
 
 UINT8 = ir.DataType.UINT8
-_PIECE_BYTES = 8 << 20
-_MOST_PIECES = 32
-"""A weight that is transposed on the way is passed over once a piece, so pieces of large ones are larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +65,31 @@ class BlockSource:
         self._tensor, self._quant, self.matrix = tensor, quant, matrix
         self._kept: dict[str, Array] = {}
 
-    def packed(self) -> Array:
-        """Bytes of the numbers, (R, B, block_size * bits / 8)."""
-        blocks = self._blocks()
-        self._kept["scales"] = blocks.scales
-        if blocks.zero_points is not None:
-            self._kept["points"] = blocks.zero_points
-        return blocks.packed
+    @contextmanager
+    def opened(self) -> Iterator[Reader]:
+        """A reader of the bytes of the numbers by the weight's first dimension; rows are quantised as they are read."""
+        tensor, matrix = self._tensor, self.matrix
+        if matrix.turned or not isinstance(tensor, StreamedTensor):
+            blocks = self._blocks()
+            self._keep(blocks.scales, blocks.zero_points)
+            whole = blocks.packed.reshape(matrix.rows if matrix.turned else tensor.shape.numpy()[0], -1)
+            del blocks
+            yield lambda start, stop: whole[start:stop]
+            return
+        each = matrix.rows // tensor.rows
+        parts: list[Blocks] = []
+        with tensor.opened() as read:
+
+            def rows(start: int, stop: int) -> Array:
+                piece = read(start, stop).reshape(-1, matrix.columns)
+                blocks = self._quantized([piece], (stop - start) * each)
+                parts.append(replace(blocks, packed=blocks.packed[:0]))
+                return blocks.packed.reshape(stop - start, -1)
+
+            yield rows
+        if sum(len(part.scales) for part in parts) == matrix.rows:
+            points = [part.zero_points for part in parts if part.zero_points is not None]
+            self._keep(np.concatenate([part.scales for part in parts]), np.concatenate(points) if points else None)
 
     def scales(self) -> Array:
         """(R, B)."""
@@ -93,32 +108,29 @@ class BlockSource:
         """Zero points of a byte each, (R, B)."""
         return unpack(self.points(), self._quant.bits)[:, : self.matrix.blocks]
 
+    def _keep(self, scales: Array, points: Array | None) -> None:
+        self._kept = {"scales": scales} | ({} if points is None else {"points": points})
+
     def _blocks(self) -> Blocks:
-        matrix = self.matrix
+        matrix, tensor = self.matrix, self._tensor
+        width = matrix.rows if matrix.turned else matrix.columns
+        if isinstance(tensor, StreamedTensor):
+            pieces = tensor.pieces(matrix.block_size if matrix.turned else 1)
+        else:
+            pieces = iter([tensor.numpy()])
+        return self._quantized((piece.reshape(-1, width) for piece in pieces), matrix.rows)
+
+    def _quantized(self, pieces: Iterable[Array], rows: int) -> Blocks:
         return quantize(
-            _pieces(self._tensor, matrix),
-            matrix.rows,
-            matrix.columns,
+            pieces,
+            rows,
+            self.matrix.columns,
             bits=self._quant.bits,
-            block_size=matrix.block_size,
+            block_size=self.matrix.block_size,
             symmetric=self._quant.symmetric,
             scale_dtype=NUMPY_DTYPES[self._tensor.dtype],
-            turned=matrix.turned,
+            turned=self.matrix.turned,
         )
-
-
-def _pieces(tensor: ir.TensorProtocol, matrix: Matrix) -> Iterator[Array]:
-    """The numbers of a weight as rows of its matrix, a few MiB at a time; whole blocks of a turned one."""
-    width = matrix.rows if matrix.turned else matrix.columns
-    if not isinstance(tensor, StreamedTensor):
-        yield tensor.numpy().reshape(-1, width)
-        return
-    unit = lcm(tensor.unit_rows, matrix.block_size if matrix.turned else 1)
-    unit_bytes = max(1, tensor.nbytes * unit // tensor.rows)
-    step = unit * max(1, max(_PIECE_BYTES, tensor.nbytes // _MOST_PIECES) // unit_bytes)
-    with tensor.opened() as read:
-        for start in range(0, tensor.rows, step):
-            yield read(start, min(start + step, tensor.rows)).reshape(-1, width)
 
 
 def store(
@@ -134,8 +146,10 @@ def store(
     tensor, name = weight.const_value, weight.name
     assert tensor is not None
     source = BlockSource(tensor, quant, matrix)
+    unit_rows = tensor.unit_rows if isinstance(tensor, StreamedTensor) and not matrix.turned else 1
+    by_row = partial(_shaped, source.opened, tuple(packed[1:]))
     parts = [
-        initializer(graph, f"{name}.q{quant.bits}", packed, UINT8, source.packed),
+        _register(graph, StreamedTensor(f"{name}.q{quant.bits}", packed, UINT8, unit_rows=unit_rows, opened=by_row)),
         initializer(graph, f"{name}.scales", (*rows, matrix.blocks), tensor.dtype, source.scales),
     ]
     if not quant.symmetric:
@@ -144,6 +158,13 @@ def store(
     return Stored(
         parts[0], parts[1], parts[2] if len(parts) > 2 else None, source, sum(bytes_of(part) for part in parts)
     )
+
+
+@contextmanager
+def _shaped(opened: Callable[[], AbstractContextManager[Reader]], row: tuple[int, ...]) -> Iterator[Reader]:
+    """The same reader, its rows in a shape."""
+    with opened() as read:
+        yield lambda start, stop: read(start, stop).reshape(-1, *row)
 
 
 def bytes_of(value: ir.Value) -> int:

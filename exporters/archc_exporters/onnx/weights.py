@@ -19,9 +19,11 @@ __all__ = [
     "DTYPES",
     "NUMPY_DTYPES",
     "Array",
+    "Reader",
     "StreamedTensor",
     "Transform",
     "WeightSource",
+    "computed_tensor",
     "joined",
     "lazy_tensor",
     "transposed",
@@ -75,9 +77,9 @@ class StreamedTensor(ir.LazyTensor):
         shape = self.shape.numpy()
         return shape[0] if shape else 1
 
-    def pieces(self) -> Iterator[Array]:
-        """The tensor from its first row to its last."""
-        rows, step = self.rows, _rows_a_piece(self)
+    def pieces(self, multiple: int = 1) -> Iterator[Array]:
+        """The tensor from its first row to its last; each piece but the last has a multiple of so many rows."""
+        rows, step = self.rows, _rows_a_piece(self, multiple)
         if rows:
             with self.opened() as read:
                 for start in range(0, rows, step):
@@ -99,10 +101,11 @@ class StreamedTensor(ir.LazyTensor):
         return ir.Tensor(out, dtype=self.dtype, name=self.name)
 
 
-def _rows_a_piece(tensor: StreamedTensor) -> int:
-    unit_bytes = max(1, tensor.nbytes * tensor.unit_rows // max(1, tensor.rows))
+def _rows_a_piece(tensor: StreamedTensor, multiple: int) -> int:
+    unit_rows = lcm(tensor.unit_rows, multiple)
+    unit_bytes = max(1, tensor.nbytes * unit_rows // max(1, tensor.rows))
     piece_bytes = max(_PIECE_BYTES, tensor.nbytes // _MOST_PASSES if tensor.reads_all else 0)
-    return max(1, piece_bytes // unit_bytes) * tensor.unit_rows
+    return max(1, piece_bytes // unit_bytes) * unit_rows
 
 
 class _Sources:
@@ -168,6 +171,16 @@ def lazy_tensor(
     return StreamedTensor(
         name, shape, dtype, unit_rows=unit_rows, reads_all=isinstance(form, Transposed), opened=opened
     )
+
+
+def computed_tensor(name: str, shape: Sequence[int], dtype: ir.DataType, rows: Reader) -> StreamedTensor:
+    """A tensor whose rows are computed when it is written; ``rows`` gives them in any dtype."""
+
+    @contextmanager
+    def opened() -> Iterator[Reader]:
+        yield lambda start, stop: rounded(rows(start, stop), dtype)
+
+    return StreamedTensor(name, shape, dtype, unit_rows=1, opened=opened)
 
 
 def joined(name: str, tensors: Sequence[ir.TensorProtocol], axis: int) -> StreamedTensor:
