@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import onnx
 import pytest
 
 from archc_exporters.onnx.export import export
+from archc_exporters.onnx.placement.check import check_provider
 from archc_exporters.onnx.placement.copies import copies
 from archc_exporters.onnx.placement.predict import Scope, predict
 from archc_exporters.onnx.placement.tables import SHORT
@@ -50,8 +52,8 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     """(file, optimisation) -> the report of the check. Its first call on a machine makes its environment."""
     answer = tmp_path_factory.mktemp("judge") / "answer.json"
 
-    def run(file: Path, optimisation: str = "disable") -> dict[str, Any]:
-        command = [str(CHECK), str(file), "--opt", optimisation, "--json", str(answer)]
+    def run(file: Path, optimisation: str = "disable", *options: str) -> dict[str, Any]:
+        command = [str(CHECK), str(file), "--opt", optimisation, "--json", str(answer), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(answer.read_text("utf-8"))
@@ -128,6 +130,27 @@ def test_awkward_models_are_described_as_the_cuda_provider_places_them(name: str
     told = judge(path)
     assert {node["name"]: node["why"] for node in told["cpu_nodes"]} == case.cpu
     assert sorted(copy["op"] for copy in told["memcpy_at"]) == sorted(op for op, _ in case.memcpy)
+
+
+@pytest.mark.parametrize("name", ["forgetting", "gqa keys"])
+def test_attention_that_is_called_slow_is_what_no_fused_kernel_takes(
+    name: str, judge: Judge, written: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The provider names the fused kernel that an attention node takes when it runs, and nothing for the unfused one.
+    monkeypatch.setenv("ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO", "1")
+    path, log = written(name, "float16"), tmp_path / "log"
+    sizes = "batch=1,seq=1,capacity=32"
+    filled = ("seq_length=1", "kv_length=5", "past_length=4", "max_length=5")
+    judge(path, "disable", "--log", str(log), "--run", sizes, *(text for each in filled for text in ("--fill", each)))
+    fused = set(
+        re.findall(r"Node=(\S+) .*SdpaKernel=(?:FLASH|EFFICIENT|CUDNN)", log.read_text("utf-8", errors="replace"))
+    )
+    limits = check_provider(path, "cuda").limits
+    slow = {node for limit in limits if limit.severity == "slow" for node in limit.nodes}
+    root = onnx.load(path, load_external_data=False).graph
+    at_root = {node.name for node in root.node if node.op_type in ("Attention", "GroupQueryAttention")}
+    assert at_root
+    assert at_root & slow == at_root - fused
 
 
 def test_the_table_holds_exactly_the_kernels_of_the_release() -> None:
