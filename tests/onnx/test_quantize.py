@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from archc_exporters.onnx.quality import quality_loss
 from archc_exporters.onnx.quantize import QuantizedWeights, quantize_weights
 from archc_exporters.onnx.session import Conversation, load_session
 from archc_exporters.onnx.sources import RandomWeights
+from archc_exporters.onnx.stored import BlockSource, Matrix
 from archc_exporters.onnx.target import BLOCK_SIZES, Quantization, Target
-from archc_exporters.onnx.weights import NUMPY_DTYPES
+from archc_exporters.onnx.weights import NUMPY_DTYPES, StreamedTensor
 from archc_exporters.onnx.write import write
 
 pytestmark = pytest.mark.onnx
@@ -151,6 +153,38 @@ def test_pieces_give_what_the_whole_gives(symmetric: bool, turned: bool) -> None
     assert (parts.packed == whole.packed).all()
     assert (parts.scales == whole.scales).all()
     assert symmetric or (parts.zero_points == whole.zero_points).all()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_streamed_weight_is_read_in_pieces_and_its_scales_once(symmetric: bool, turned: bool) -> None:
+    stack = matrix_of(6 * 20, 64).reshape(6, 20, 64)
+    stored, read_rows = (stack.reshape(120, 64).T if turned else stack), list[tuple[int, int]]()
+
+    @contextmanager
+    def opened() -> Iterator[Callable[[int, int], np.ndarray]]:
+        def read(start: int, stop: int) -> np.ndarray:
+            read_rows.append((start, stop))
+            return stored[start:stop]
+
+        yield read
+
+    tensor = StreamedTensor("w", stored.shape, ir.DataType.FLOAT, unit_rows=2, opened=opened)
+    quant = Quantization(bits=4, block_size=16, symmetric=symmetric)
+    source = BlockSource(tensor, quant, Matrix(rows=120, columns=64, turned=turned, block_size=16))
+    kind: dict[str, Any] = {"bits": 4, "block_size": 16, "symmetric": symmetric, "scale_dtype": stack.dtype}
+    whole = quantize([stack.reshape(120, 64)], 120, 64, **kind)
+    with source.opened() as read:
+        halves = [read(0, 50), read(50, 120)] if turned else [read(0, 2), read(2, 6)]
+    assert (np.concatenate(halves).reshape(120, 4, 8) == whole.packed).all()
+    assert turned or read_rows == [(0, 2), (2, 6)]
+    count = len(read_rows)
+    assert (source.scales() == whole.scales).all()
+    assert symmetric or (source.points() == whole.zero_points).all()
+    assert len(read_rows) == count
+    # What was handed out is not kept: the next reader has it made again.
+    assert (source.scales() == whole.scales).all()
+    assert len(read_rows) > count
 
 
 def value(name: str, shape: Sequence[int | str], dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
