@@ -27,6 +27,7 @@ from archc_exporters.onnx.weights import (
     StreamedTensor,
     Transform,
     WeightSource,
+    computed_tensor,
     lazy_tensor,
 )
 
@@ -162,6 +163,13 @@ class Lowering:
             label = self._unique(name or f"constants/{'x'.join(map(str, array.shape)) or 'scalar'}")
             self._constants[key] = self._initializer(label, tensor)
         return self._constants[key]
+
+    def table(
+        self, name: str, shape: Sequence[int], rows: Callable[[int, int], Array], dtype: ir.DataType | None = None
+    ) -> ir.Value:
+        """An initializer whose rows [start, stop) are computed when the file is written: it may be larger than memory."""
+        label = self._unique(name)
+        return self._initializer(label, computed_tensor(label, shape, dtype or self.dtype, rows))
 
     def ints(self, *numbers: int) -> ir.Value:
         """A vector of int64: shapes, axes, sizes."""

@@ -9,7 +9,7 @@ from archc.errors import GraphError
 from archc.ir.values import Node
 from archc.ops import position as ops
 from archc_exporters.onnx.context import Lowering
-from archc_exporters.onnx.weights import NUMPY_DTYPES, Array
+from archc_exporters.onnx.weights import Array
 
 
 def learned_positions(ctx: Lowering, node: Node, at: ir.Value) -> ir.Value:
@@ -40,8 +40,11 @@ def sinusoids(ctx: Lowering, node: Node, at: ir.Value, x: ir.Value) -> ir.Value:
     assert isinstance(op, ops.Sinusoids)
     width = node.inputs[1].width
     ctx.note("sines and cosines as an initializer over the capacity: Gather reads rows by position")
-    angles = np.arange(ctx.table_rows, dtype=np.float64)[:, None] * np.array(ops.sinusoid_frequencies(op.base, width))
-    assert x.dtype is not None
-    numbers = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(ctx.table_rows, width)
-    table = ctx.constant(numbers.astype(NUMPY_DTYPES[x.dtype]), name=f"{ctx.path}.table")
+    frequencies = np.array(ops.sinusoid_frequencies(op.base, width))
+
+    def rows(start: int, stop: int) -> Array:
+        angles = np.arange(start, stop, dtype=np.float64)[:, None] * frequencies
+        return np.stack((np.sin(angles), np.cos(angles)), -1).reshape(stop - start, width)
+
+    table = ctx.table(f"{ctx.path}.table", (ctx.table_rows, width), rows, x.dtype)
     return ctx.op("Gather", table, at, axis=0)

@@ -11,7 +11,7 @@ from archc.ir.values import Node
 from archc.ops import rotary as ops
 from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.step import positions
-from archc_exporters.onnx.weights import NUMPY_DTYPES
+from archc_exporters.onnx.weights import Array
 
 TURNS = "RotaryEmbedding over all channels of a head or the leading ones"
 """The form of a rotation, until it moves into the attention behind it."""
@@ -53,11 +53,13 @@ def rope_table(ctx: Lowering, node: Node, _: ir.Value) -> tuple[ir.Value, ir.Val
     op = node.op
     assert isinstance(op, ops.RopeTable)
     ctx.note("cos and sin as initializers over the capacity: rows are read by position, nothing is computed a step")
-    angles = np.arange(ctx.table_rows, dtype=np.float64)[:, None] * np.array(op.frequencies)
-    cos, sin = (
-        ctx.constant((turned * op.factor).astype(NUMPY_DTYPES[ctx.dtype]), name=f"{ctx.path}.{label}")
-        for label, turned in (("cos", np.cos(angles)), ("sin", np.sin(angles)))
-    )
+    shape, frequencies = (ctx.table_rows, len(op.frequencies)), np.array(op.frequencies)
+
+    def angles(start: int, stop: int) -> Array:
+        return np.arange(start, stop, dtype=np.float64)[:, None] * frequencies
+
+    cos = ctx.table(f"{ctx.path}.cos", shape, lambda start, stop: np.cos(angles(start, stop)) * op.factor)
+    sin = ctx.table(f"{ctx.path}.sin", shape, lambda start, stop: np.sin(angles(start, stop)) * op.factor)
     return cos, sin
 
 
