@@ -72,35 +72,61 @@ def test_one_row_is_fed_as_if_it_were_alone(ready: Callable[..., Any], name: str
         assert np.abs(view.numpy()[1] - alone.caches()[key].numpy()[0]).max() < 1e-5, key
 
 
-@pytest.mark.parametrize("batched_chunks", [False, True], ids=["", "batched_chunks"])
-@pytest.mark.parametrize("name", [*FAMILIES, "slopes"])
-def test_what_grows_is_one_buffer_and_no_step_makes_another(
-    ready: Callable[..., Any], name: str, batched_chunks: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("option", [None, "batched_chunks", "sliding_window_cache"])
+@pytest.mark.parametrize("name", [*FAMILIES, "slopes", "forgetting"])
+def test_every_cache_is_one_buffer_and_no_step_makes_another(
+    ready: Callable[..., Any], name: str, option: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = ready(name, batched_chunks=batched_chunks).load()
+    model = ready(name, **({option: True} if option else {})).load()
+    assert all(cache.in_place for cache in model.contract.caches)
     engine = model.engine(2, 32)
-    growing = {cache.input for cache in model.contract.caches if cache.growth == "append"}
-    assert growing
-    assert all(cache.in_place for cache in model.contract.caches if cache.growth == "append")
     places = {key: view.pointer for key, view in engine.caches().items()}
     engine.step(np.ones((2, 5), np.int64))
     engine.step(np.ones((2, 1), np.int64))
+    forbid_buffers(monkeypatch)
+    for _ in range(6):
+        engine.step(np.ones((2, 1), np.int64))
+        for kept in engine._kept:
+            past, present = kept.past(engine._turn), kept.present(engine._turn)
+            assert past.pointer == present.pointer == places[kept.cache.input]
+    assert engine.cache_bytes == model.contract.cache_bytes(batch=2, capacity=engine.capacity)
 
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_buffers_that_take_turns_change_no_token_and_are_two(
+    ready: Callable[..., Any], name: str, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ready(name).load()
+    wanted = model.generate(prompts, max_new_tokens=6, chunk_size=8).ids
+    apart(model, {cache.input for cache in model.contract.caches})
+    assert model.generate(prompts, max_new_tokens=6, chunk_size=8).ids == wanted
+    # One of them only, as of a file with a layer of somebody else's.
+    apart(model, {model.contract.caches[0].input})
+    assert model.generate(prompts, max_new_tokens=6, chunk_size=8).ids == wanted
+    engine = model.engine(2, 32)
+    for _ in range(2):
+        engine.step(np.ones((2, 1), np.int64))
+    forbid_buffers(monkeypatch)
+    turning = engine._kept[0]
+    seen = set[int]()
+    for _ in range(4):
+        engine.step(np.ones((2, 1), np.int64))
+        seen.add(turning.past(engine._turn).pointer)
+    assert seen == {block.pointer for block in turning.blocks}
+    assert len(seen) == 2
+
+
+def apart(model: Any, names: set[str]) -> None:
+    """Say that past and present of these caches can't be one buffer."""
+    caches = tuple(cache.model_copy(update={"in_place": cache.input not in names}) for cache in model.contract.caches)
+    model.contract = model.contract.model_copy(update={"caches": caches})
+
+
+def forbid_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more(*_: Any) -> None:
         raise AssertionError("a step made a buffer")
 
     monkeypatch.setattr(Block, "__init__", no_more)
-    for _ in range(6):
-        engine.step(np.ones((2, 1), np.int64))
-        for kept in engine._kept:
-            past, present = kept.past(engine._turn).pointer, kept.present(engine._turn).pointer
-            if kept.cache.in_place:
-                assert past == present == places[kept.cache.input]
-            else:
-                assert {past, present} == {block.pointer for block in kept.blocks}
-    once = model.contract.cache_bytes(batch=2, capacity=engine.capacity)
-    twice = 2 * sum(cache.bytes_per_sequence for cache in model.contract.caches if not cache.in_place)
-    assert engine.cache_bytes == once + twice
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])

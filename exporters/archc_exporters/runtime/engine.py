@@ -1,8 +1,8 @@
 """One batch of sequences on a session: caches that lie still while the model reads and writes them, call after call.
 
 Past and present of a cache are one buffer wherever the file allows it. Where a node may read the past after the present is
-written (``in_place`` is false: rings, columns of a convolution, all of fixed size), two buffers take turns. So nothing that
-grows with the context is ever copied, and no buffer is made after the first call but one for logits of a longer chunk.
+written (``in_place`` is false), two buffers take turns. So nothing that grows with the context is copied between calls, and
+no buffer is made after the first call but one for logits of a longer chunk.
 """
 
 from __future__ import annotations
