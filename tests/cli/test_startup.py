@@ -32,7 +32,7 @@ def loaded(*arguments: str, watched: tuple[str, ...]) -> list[str]:
     [
         ["--help"],
         ["--version"],
-        *([name, "--help"] for name in ("estimate", "show", "validate", "build", "export", "run", "bench")),
+        *([name, "--help"] for name in ("estimate", "show", "validate", "build", "export", "run", "bench", "inspect")),
     ],
     ids=" ".join,
 )
