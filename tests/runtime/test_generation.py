@@ -8,11 +8,24 @@ from typing import Any
 
 import pytest
 
+import archc
+from archc_exporters.onnx.export import export
 from archc_exporters.runtime.model import Token, load
 from tests.runtime.conftest import FAMILIES, NEW_TOKENS
 
 pytestmark = [pytest.mark.onnx, pytest.mark.torch]
 
+TEXT_OF_TYPES = """
+spec_version: 1
+name: types
+tokenizer: {kind: external, vocab_size: 96}
+embedding: {hidden_size: 32, tie_word_embeddings: true, norm: true, type_vocab_size: 3}
+position: {kind: rope, theta: 10000.0}
+norm: {kind: rms_norm, eps: 1e-5}
+mixers: {attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}}
+ffns: {mlp: {kind: swiglu, intermediate_size: 48}}
+stack: {num_layers: 1, block: pre_norm, mixer: attn, ffn: mlp}
+"""
 LAYOUTS = (*FAMILIES, "gqa keys", "forgetting", "slopes", "learned positions")
 
 
@@ -102,6 +115,24 @@ def test_tokens_are_told_as_they_come_and_their_text_adds_up(writer: Path) -> No
         assert [token.is_last for token in mine] == [False] * (len(mine) - 1) + [True]
     assert found.prompts[0] == list(b"hello")
     assert found.prompts[1] == list("wörld 🙂".encode())
+
+
+def test_ids_of_a_second_kind_are_zeros(tmp_path: Path) -> None:
+    import torch
+
+    graph = archc.expand(archc.loads_spec(TEXT_OF_TYPES))
+    judge = archc.build(graph, device="cpu", seed=0)
+    with torch.no_grad():
+        judge.token_type_embeddings.weight.normal_(std=3.0, generator=torch.Generator().manual_seed(0))
+    archc.save_weights(judge, tmp_path / "model.safetensors")
+    export(
+        graph, tmp_path / "out", provider="cpu", dtype="float32", weights=tmp_path / "model.safetensors", check=False
+    )
+    found = load(tmp_path / "out", provider="cpu", threads=1).generate([[5, 6, 7], [8]], max_new_tokens=4)
+    for prompt, ids in zip(found.prompts, found.ids, strict=True):
+        with torch.no_grad():
+            logits = judge(torch.tensor([[*prompt, *ids]]))[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == ids
 
 
 def test_progress_counts_the_tokens_of_all_prompts(ready: Callable[..., Any], prompts: list[list[int]]) -> None:
