@@ -272,6 +272,26 @@ ffns:
   mlp: {kind: swiglu, intermediate_size: 48}
 stack: {num_layers: 2, block: pre_norm, mixer: gqa, ffn: mlp}
 """,
+    "window": ROPE
+    + EMBEDDING
+    + """
+mixers:
+  near: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16, sliding_window: 5}
+  far: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack: {num_layers: 2, block: pre_norm, mixer: near far, ffn: mlp}
+""",
+    "wide": ROPE
+    + EMBEDDING
+    + """
+mixers:
+  plain: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16}
+  biased: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16, qkv_bias: true}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack: {num_layers: 2, block: pre_norm, mixer: plain biased, ffn: mlp}
+""",
     "forgetting": ROPE
     + EMBEDDING
     + """
@@ -345,8 +365,8 @@ def draw(model: Any, dtype: Any) -> None:
             tensor.copy_(tensor.to(dtype))
 
 
-def make(name: str, dtype: str, folder: Path) -> Exported:
-    """Export an architecture with weights that both sides hold exactly."""
+def make(name: str, dtype: str, folder: Path, **choices: Any) -> Exported:
+    """Export an architecture with weights that both sides hold exactly; ``choices`` are the exporter's own."""
     graph = graph_of(name)
     model = build(graph, device="cpu", seed=0)
     draw(model, getattr(torch, dtype))
@@ -357,19 +377,19 @@ def make(name: str, dtype: str, folder: Path) -> Exported:
     with torch.no_grad():
         expected = model(torch.from_numpy(ids)).numpy()
     # CUDA has no GroupQueryAttention in float32; the CPU has, so both of its forms meet torch.
-    provider = "cpu" if dtype == "float32" else "cuda"
-    report = export(graph, folder / "out", provider=provider, dtype=dtype, weights=weights)
+    choices.setdefault("provider", "cpu" if dtype == "float32" else "cuda")
+    report = export(graph, folder / "out", dtype=dtype, weights=weights, **choices)
     if "logits" in graph.outputs:
         expected = expected[..., :VOCABULARY]
     return Exported(graph, folder / "out", weights, report, ids, expected)
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Exported]:
-    """(architecture, dtype) -> its export, made once."""
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
+    """(architecture, dtype, choices of the exporter) -> its export, made once."""
 
     @cache
-    def get(name: str, dtype: str) -> Exported:
-        return make(name, dtype, tmp_path_factory.mktemp("export"))
+    def get(name: str, dtype: str, **choices: Any) -> Exported:
+        return make(name, dtype, tmp_path_factory.mktemp("export"), **choices)
 
     return get
