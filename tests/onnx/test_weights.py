@@ -282,8 +282,8 @@ finally:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
-@pytest.mark.parametrize("name", ["kimi-k2", "llama-3.1-405b"])
-def test_a_graph_of_a_trillion_parameters_takes_seconds(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["kimi-k2", "llama-3.1-405b", "llama-4-scout"])
+def test_graphs_of_a_trillion_parameters_or_ten_million_positions_take_seconds(tmp_path: Path, name: str) -> None:
     arguments = ["export", name, "-o", str(tmp_path / "out"), "--no-weights", "--dtype", "bf16"]
     ran = subprocess.run(
         [sys.executable, "-c", BARE, *arguments], capture_output=True, text=True, check=True, timeout=30
