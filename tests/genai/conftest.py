@@ -138,7 +138,7 @@ def greedy(model: Path, prompt: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(tokens), np.array(seen)
 
 
-def make(name: str, folder: Path, *, dtype: str = "float32", **options: Any) -> Pair:
+def make(name: str, folder: Path, *, dtype: str = "float32", cache: str | None = None, **options: Any) -> Pair:
     """Export an architecture twice from the same weights; ``options`` are the genai file's."""
     import torch
 
@@ -148,7 +148,13 @@ def make(name: str, folder: Path, *, dtype: str = "float32", **options: Any) -> 
     draw(model, getattr(torch, dtype))
     weights = folder / "weights.safetensors"
     save_file({key: tensor.contiguous() for key, tensor in weights_of(model).items()}, weights)
-    both: dict[str, Any] = {"provider": "cpu", "dtype": dtype, "weights": weights, "check": False}
+    both: dict[str, Any] = {
+        "provider": "cpu",
+        "dtype": dtype,
+        "kv_cache_dtype": cache,
+        "weights": weights,
+        "check": False,
+    }
     export(graph, folder / "archc", **both)
     runs = [greedy(folder / "archc" / "model.onnx", row) for row in RAGGED]
     taken = {token for row in RAGGED for token in row} | {int(token) for tokens, _ in runs for token in tokens}

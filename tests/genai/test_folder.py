@@ -163,3 +163,10 @@ def test_the_command_line_writes_such_a_folder(tmp_path: Path):
     assert done.exit_code == 0, done.output
     assert "onnxruntime-genai's" in done.output
     assert config_of(tmp_path)["model"]["eos_token_id"] == 3
+
+
+def test_windows_round_too_and_the_loss_is_measured_on_the_file(tmp_path: Path):
+    text = SPECS["windows and sinks"].format(tokenizer=ENDS)
+    report = exported(tmp_path, text, kv_cache_dtype="int8", check=True)
+    assert {cache.dtype for cache in report.caches} == {"int8"}
+    assert not any("not measured" in line for line in (*report.checks, *report.notes))

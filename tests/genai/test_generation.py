@@ -82,6 +82,14 @@ def test_a_file_in_float16_runs(pair: Pairs, genai: Runner):
     assert np.abs(run.logits[0] - made.logits[0, :1]).max() <= 5e-3 * np.abs(made.logits).max()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("share", [True, False])
+def test_its_runtime_holds_rounded_caches(dtype: str, share: bool, pair: Pairs, genai: Runner):
+    made = pair("normed queries", cache=dtype)
+    run = genai(made.genai, padded(made.end), max_length=LENGTH + STEPS, past_present_share_buffer=share)
+    assert_same(run, made, 2)
+
+
 def test_rolling_windows_give_the_same_and_refuse_ragged_prompts(pair: Pairs, genai: Runner):
     made = pair("windows and sinks", sliding_window_cache=True)
     assert_same(genai(made.genai, PROMPT, max_length=LENGTH + STEPS), made, 1)

@@ -102,9 +102,8 @@ def _objection(op: Op, state: State, wanted: str, target: Target) -> str:
         return f"no kernel has it; legal: {', '.join(FORMS)}"
     if not isinstance(op, Attention) or state.role != "kv":
         return "only GroupQueryAttention rounds what it caches, and this is not keys or values of heads"
-    if target.io == "genai":
-        return "onnxruntime-genai was not seen to hold such caches"
-    if op.ring_rows() is not None:
+    by_kernel = target.io == "genai" or target.sliding_window_cache
+    if op.ring_rows() is not None and not (by_kernel and op.window is not None and not op.sink_tokens):
         return "a ring of rows goes by Attention, which rounds nothing"
     objection = group_query_objection(op, target)
     if objection:

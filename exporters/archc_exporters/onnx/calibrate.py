@@ -103,7 +103,9 @@ def _largest(
     target = replace(
         subject.target,
         dtype="float32" if subject.target.dtype == "bfloat16" else subject.target.dtype,
-        io="archc",
+        # On the CPU GroupQueryAttention takes float32 too, so that a window has the rows that the rounded cache will have.
+        provider="cpu",
+        sliding_window_cache=False,
         kv_cache_dtype="model",
         quant=None,
         # The head's logits are not read.

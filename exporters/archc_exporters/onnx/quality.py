@@ -82,6 +82,8 @@ def compare_files(
                 capacity=subject.graph.capacity(sum(len(call["ids"][0]) for call in calls)),
                 limit_seconds=time_limit_seconds(subject.needed_bytes()),
                 keep=Path(keep),
+                # A rolling cache's unused rows are whatever lay in memory; what they may spoil is in the logits.
+                finite_caches=False,
                 progress=progress,
             )
             parts = [np.load(Path(keep) / f"{_TALK}.{number}.npy") for number in range(len(calls))]
@@ -100,9 +102,7 @@ def measure(path: Path, subject: Subject, progress: Progress | None = None) -> Q
     if twin is None:
         return f"not measured: {objection}"
     whole = twin.graph is subject.graph
-    target = replace(
-        subject.target, dtype=twin.target.dtype, provider=twin.target.provider, io="archc", prune_head=False
-    )
+    target = replace(subject.target, dtype=twin.target.dtype, provider=twin.target.provider, prune_head=False)
     if not whole:
         # Its layers have other numbers, so the caches' steps don't fit them.
         target = replace(target, kv_cache_dtype="model")
@@ -137,7 +137,7 @@ def _twin(subject: Subject) -> tuple[str, Subject | None]:
     """(why the file itself is not what is measured, the float file to measure against, if one can be run)."""
     free = free_memory_bytes()
     limit = min(free // 2, _TWIN_LIMIT_BYTES)
-    target = replace(subject.target, quant=None, kv_cache_dtype="model", io="archc", prune_head=False)
+    target = replace(subject.target, quant=None, kv_cache_dtype="model", prune_head=False)
     if not subject.has_data:
         return "the weights are not in the file", None
     if any(form.dtype == DataType.FLOAT8E4M3FN for form in rounded_caches(subject.graph, subject.target).values()):
@@ -147,7 +147,6 @@ def _twin(subject: Subject) -> tuple[str, Subject | None]:
         for text, true in (
             ("onnxruntime's CPU has no bfloat16", target.dtype == "bfloat16"),
             ("the file gives the last token's logits only", subject.target.prune_head),
-            (f"its inputs are those of {subject.target.io}", subject.target.io != "archc"),
         )
         if true
     ]
