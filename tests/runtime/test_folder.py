@@ -61,7 +61,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         (lambda f: edited(f, caches=[{}]), r"caches\.0\.input: Field required"),
         (lambda f: edited(f, caches=[{"shape": ["batch", "length"]}]), r"caches\.0\."),
         (lambda f: edited(f, inputs=[]), r"lists no input input_ids, past_length"),
-        (lambda f: edited(f, files={}), r"lists no model\.onnx"),
+        (lambda f: edited(f, files={}), r"lists no model\.onnx; export"),
         (
             lambda f: edited(f, target={"provider": "cpu", "dtype": "float16", "io": "genai"}),
             "exported with --io genai, which onnxruntime-genai runs; export it with --io archc",
@@ -151,6 +151,12 @@ def test_a_model_without_a_head_has_nothing_to_generate_from(tmp_path: Path) -> 
     export(graph_of("mla and kda keys"), tmp_path, dtype="float32", provider="cpu", check=False)
     with pytest.raises(ArchcError, match="ends in hidden_states, not in logits"):
         load(tmp_path)
+
+
+def test_a_graph_without_weights_is_not_run(tmp_path: Path) -> None:
+    export(graph_of("llama"), tmp_path / "out", dtype="float32", provider="cpu", no_weights=True, check=False)
+    with pytest.raises(ArchcError, match=r"was exported with --no-weights, so it has no model\.onnx\.data"):
+        load(tmp_path / "out")
 
 
 def test_caches_that_no_memory_holds_are_named_with_their_size(folder: Path) -> None:

@@ -61,6 +61,16 @@ def test_the_form_of_the_file_changes_no_token(
         assert found.ids == [model.greedy(prompt, NEW_TOKENS) for prompt in prompts]
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "int4"])
+def test_a_rounded_cache_is_cut_and_batched_like_any_other(
+    ready: Callable[..., Any], prompts: list[list[int]], kv_cache_dtype: str
+) -> None:
+    model = ready("llama", kv_cache_dtype=kv_cache_dtype).load()
+    assert {cache.dtype for cache in model.contract.caches} == {"int8" if kv_cache_dtype == "int8" else "uint8"}
+    whole = model.generate(prompts, max_new_tokens=NEW_TOKENS).ids
+    assert whole == [model.generate([prompt], max_new_tokens=NEW_TOKENS).ids[0] for prompt in prompts]
+
+
 def test_a_row_ends_at_its_stop_id_and_the_others_go_on(ready: Callable[..., Any], prompts: list[list[int]]) -> None:
     model = ready("llama")
     whole = model.load().generate(prompts, max_new_tokens=NEW_TOKENS).ids

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from archc.errors import ArchcError
 
 CONTRACT, FORMAT = "archc.json", 1
-MODEL = "model.onnx"
+MODEL, DATA = "model.onnx", "model.onnx.data"
 LENGTHS = ("input_ids", "past_length", "seq_length", "kv_length", "max_length")
 """The inputs of every file that archc's own runtime runs."""
 
@@ -151,3 +151,7 @@ def _check_files(folder: Path, contract: Contract) -> None:
         raise ArchcError(f"{folder} is not whole: {'; '.join(lines)}. Copy or export it again")
     if MODEL not in contract.files:
         raise ArchcError(f"{folder / CONTRACT} lists no {MODEL}; export the model again")
+    if DATA not in contract.files and not (folder / DATA).is_file():
+        raise ArchcError(
+            f"{folder} was exported with --no-weights, so it has no {DATA}; export it with weights to run it"
+        )
