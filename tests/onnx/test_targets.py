@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from archc.errors import ArchcError
+from archc.errors import ArchcError, GraphError
+from archc.expansion import expand
 from archc.ops.attention import Attention
+from archc.spec.load import loads_spec
+from archc_exporters.onnx.export import export
 from archc_exporters.onnx.limits import group_query_objection
 from archc_exporters.onnx.target import Target
 from tests.onnx.conftest import ARCHITECTURES, FAMILIES, VOCABULARY
+from tests.onnx.test_files import spec_text
 from tests.onnx.test_values import WAYS, ragged_error, uniform_error
 
 pytestmark = [pytest.mark.onnx, pytest.mark.torch]
@@ -112,7 +117,6 @@ def test_a_rolling_window_cache_equals_torch(exported: Callable[..., Any]) -> No
         ({}, {"provider": "cuda", "dtype": "bfloat16"}, ""),
         ({"sinks": True, "soft_cap": 30.0}, {"provider": "cuda"}, ""),
         ({}, {"provider": "cuda", "dtype": "float32"}, "cuda has no kernel for it in float32"),
-        ({}, {"provider": "cpu", "dtype": "bfloat16"}, "cpu has no kernel for it in bfloat16"),
         ({"key_dim": 60, "value_dim": 60}, {}, "a head of 60 is no multiple of 8"),
         ({"value_dim": 128}, {}, "keys of 64 and values of 128 differ in width"),
         ({"key_dim": 576, "value_dim": 576}, {}, "a head of 576 is larger than 512"),
@@ -133,12 +137,29 @@ def test_what_group_query_attention_refuses(change: dict[str, Any], target: dict
         ({"dtype": "int8"}, "dtype int8 can't be exported; legal: float16, float32, bfloat16"),
         ({"provider": "rocm"}, "provider rocm can't be exported; legal: cuda, cpu"),
         ({"io": "tgi"}, "io tgi can't be exported; legal: archc, genai"),
+        (
+            {"provider": "cpu", "dtype": "bf16"},
+            "onnxruntime's CPU has no kernels in bfloat16; choose float32 or float16, or make the file for cuda",
+        ),
     ],
 )
 def test_an_unknown_target_names_the_legal_ones(choice: dict[str, Any], message: str) -> None:
     with pytest.raises(ArchcError) as caught:
         Target(**choice)
     assert str(caught.value) == message
+
+
+def test_heads_too_large_for_the_delta_rule_on_cuda_are_refused(tmp_path: Path) -> None:
+    graph = expand(loads_spec(spec_text("{kind: kda, num_heads: 1, head_dim: 256}")))
+    with pytest.raises(GraphError) as caught:
+        export(graph, tmp_path / "out")
+    assert str(caught.value) == (
+        "layers.0.mixer.delta_rule: linear attention heads of 256 x 256 need 262144 bytes of shared memory on CUDA, more "
+        "than any device has, and would fail at the first prompt; key_dim 64 or 128 with value_dim a multiple of 32 runs "
+        "everywhere; so does provider cpu"
+    )
+    assert not (tmp_path / "out").exists()
+    export(graph, tmp_path / "out", provider="cpu", dtype="float32")
 
 
 def test_queries_keys_and_values_are_one_product_that_attention_reads(exported: Callable[..., Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from archc.ops.attention import Attention
+from archc.ops.linear_attention import LinearAttention
 from archc_exporters.onnx.target import FLOAT8, Provider, Target
 
 
@@ -74,8 +75,52 @@ def group_query_objection(op: Attention, target: Target) -> str:
         return f"a head of {op.key_dim} is no multiple of {limits.head_multiple}"
     if limits.head_max is not None and op.key_dim > limits.head_max:
         return f"a head of {op.key_dim} is larger than {limits.head_max}"
-    if target.dtype not in limits.dtypes:
-        return f"{target.provider} has no kernel for it in {target.dtype}"
+    dtype = target.kernel_dtype or target.dtype
+    if dtype not in limits.dtypes:
+        return f"{target.provider} has no kernel for it in {dtype}"
     if target.batched_chunks and not limits.batched_chunks:
         return "it refuses several new tokens over a past at batch > 1"
     return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttentionLimits:
+    """LinearAttention of one version on CUDA, whose prompts keep a state of key_dim x value_dim floats in shared memory.
+
+    Attributes:
+        tiled: key widths for which it has a tiled kernel, that needs little memory.
+        tiled_multiple: value widths of that kernel are multiples of it.
+        bytes_everywhere: shared memory a block that every supported device has.
+        bytes_anywhere: the most that any device has.
+    """
+
+    tiled: tuple[int, ...]
+    tiled_multiple: int
+    bytes_everywhere: int
+    bytes_anywhere: int
+
+
+LINEAR_ATTENTION: dict[tuple[int, int], LinearAttentionLimits] = {
+    (1, 31): LinearAttentionLimits(
+        tiled=(64, 128), tiled_multiple=32, bytes_everywhere=64 << 10, bytes_anywhere=227 << 10
+    ),
+}
+
+
+def linear_attention_limit(op: LinearAttention, target: Target) -> tuple[str, str]:
+    """(why LinearAttention can't run on CUDA; what to know of where it can), each empty where there is nothing to say."""
+    limits = LINEAR_ATTENTION[target.onnxruntime]
+    if target.provider != "cuda" or (op.key_dim in limits.tiled and op.value_dim % limits.tiled_multiple == 0):
+        return "", ""
+    needed = 4 * op.key_dim * op.value_dim
+    what = f"linear attention heads of {op.key_dim} x {op.value_dim} need {needed} bytes of shared memory on CUDA"
+    widths = " or ".join(str(width) for width in limits.tiled)
+    legal = f"key_dim {widths} with value_dim a multiple of {limits.tiled_multiple} runs everywhere"
+    if needed > limits.bytes_anywhere:
+        return (
+            f"{what}, more than any device has, and would fail at the first prompt; {legal}; so does provider cpu",
+            "",
+        )
+    if needed > limits.bytes_everywhere:
+        return "", f"{what}; devices with less refuse long prefills ({legal})"
+    return "", ""

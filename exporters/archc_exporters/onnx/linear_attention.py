@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from archc.errors import GraphError
 from archc.ir.values import Node
 from archc.ops import linear_attention as ops
 from archc_exporters.onnx.context import MS, Lowering
 from archc_exporters.onnx.elementwise import activate
+from archc_exporters.onnx.limits import linear_attention_limit
 from archc_exporters.onnx.norm import l2_normed_in_float
 from archc_exporters.onnx.step import new_tokens, seq_column, valid_tokens
 from archc_exporters.onnx.weights import Array
 
 FLOAT = ir.DataType.FLOAT
-_SHARED_BYTES = 64 << 10
-"""Shared memory a block that every CUDA device has."""
 
 
 def linear_attention(
@@ -25,12 +25,11 @@ def linear_attention(
     op = node.op
     assert isinstance(op, ops.LinearAttention)
     ctx.note("LinearAttention in float32: a state rounded every step drifts, and the kernel wants one dtype throughout")
-    needed = 4 * op.key_dim * op.value_dim
-    if (op.key_dim not in (64, 128) or op.value_dim % 32) and needed > _SHARED_BYTES:
-        ctx.remark(
-            f"linear attention heads of {op.key_dim} x {op.value_dim} need {needed} bytes of shared memory on CUDA; "
-            "devices with less refuse long prefills (key_dim 64 or 128 with value_dim a multiple of 32 runs everywhere)"
-        )
+    objection, remark = linear_attention_limit(op, ctx.target)
+    if objection:
+        raise GraphError(f"{ctx.path}: {objection}")
+    if remark:
+        ctx.remark(remark)
     valid = valid_tokens(ctx)
     query, key = l2_normed_in_float(ctx, q), l2_normed_in_float(ctx, k)
     value, decay, beta = (ctx.cast(x, FLOAT) for x in (v, decay, beta))

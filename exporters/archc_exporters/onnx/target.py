@@ -90,6 +90,7 @@ class Target:
         kv_cache_dtype: of keys, values, latents and convolution columns whatever the cache policy says: ``int8``, ``int4``,
             ``float8_e4m3fn``, or ``model`` for ``dtype``; None leaves it to the policy.
         quant: integer weights; None leaves them in ``dtype``.
+        kernel_dtype: for which the forms of ops are chosen; None is ``dtype``. A float32 twin keeps the forms of its file.
         onnxruntime: (major, minor) of the oldest version that must run the file.
     """
 
@@ -101,6 +102,7 @@ class Target:
     prune_head: bool = False
     kv_cache_dtype: str | None = None
     quant: Quantization | None = None
+    kernel_dtype: str | None = None
     onnxruntime: tuple[int, int] = ONNXRUNTIME
 
     def __post_init__(self) -> None:
@@ -112,6 +114,10 @@ class Target:
         ):
             if value not in legal:
                 raise ArchcError(f"{what} {value} can't be exported; legal: {', '.join(legal)}")
+        if self.provider == "cpu" and self.dtype == "bfloat16":
+            raise ArchcError(
+                "onnxruntime's CPU has no kernels in bfloat16; choose float32 or float16, or make the file for cuda"
+            )
         if self.kv_cache_dtype is not None:
             object.__setattr__(self, "kv_cache_dtype", _kv_cache_dtype(self.kv_cache_dtype, self.dtype))
 
