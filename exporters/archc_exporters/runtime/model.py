@@ -14,11 +14,12 @@ import onnxruntime as ort
 
 from archc.errors import ArchcError
 from archc.units import gib
+from archc_exporters.onnx.memory import free_memory_bytes
 from archc_exporters.runtime.buffers import Array
 from archc_exporters.runtime.engine import Engine
 from archc_exporters.runtime.folder import MODEL, Contract, read_folder
 from archc_exporters.runtime.prefill import MIN_CHUNK_TOKENS, Progress, prefill
-from archc_exporters.runtime.provider import Provider, choose, open_session
+from archc_exporters.runtime.provider import Provider, choose, first_line, open_session
 from archc_exporters.runtime.sampling import Sampling
 from archc_exporters.runtime.sampling import choose as choose_ids
 from archc_exporters.runtime.text import Text, read_tokenizer
@@ -156,14 +157,16 @@ class Model:
             ArchcError: the caches don't fit into memory.
         """
         capacity = self.contract.capacity(max(tokens, max_model_len or 0))
+        needed = self.contract.cache_bytes(batch=batch, capacity=capacity)
+        what = f"caches of {gib(needed)} for {batch:,} sequences of {capacity:,} rows"
+        if self.provider == "cpu" and needed > (free := free_memory_bytes()):
+            raise ArchcError(
+                f"{what} don't fit into the {gib(free)} of memory that are free; take fewer sequences or tokens"
+            )
         try:
             return Engine(self.session, self.contract, batch=batch, capacity=capacity, device=self.provider)
         except (MemoryError, RuntimeError) as error:
-            needed = gib(self.contract.cache_bytes(batch=batch, capacity=capacity))
-            raise ArchcError(
-                f"caches of {needed} for {batch} sequences of {capacity:,} rows can't be had ({error}); "
-                "take fewer sequences or tokens"
-            ) from error
+            raise ArchcError(f"{what} can't be had ({first_line(error)}); take fewer sequences or tokens") from error
 
     def _ids(self, prompt: Prompt, number: int) -> list[int]:
         if isinstance(prompt, str):

@@ -80,4 +80,4 @@ def open_session(model: Path | bytes, provider: Provider, *, threads: int = 0) -
 
 def first_line(error: Exception) -> str:
     """What onnxruntime says, without its stack."""
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
