@@ -40,7 +40,7 @@ max_position_embeddings: 64
 mixers:
   gqa: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 32, sink_logits: true}
   own: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16, qk_norm: head, cache: {dtype: int8}}
-  near: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16, sliding_window: 5}
+  near: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 32, sliding_window: 5}
   gdn: {kind: gated_deltanet, num_key_heads: 2, num_value_heads: 2, key_head_dim: 16, value_head_dim: 16}
 ffns: {mlp: {kind: swiglu, intermediate_size: 96}}
 stack: {num_layers: 2, block: pre_norm, mixer: MIXERS, ffn: mlp}
@@ -191,6 +191,26 @@ def test_layers_that_can_not_round_are_named_with_the_reason(tmp_path: Path) -> 
     assert "layers.N.mixer.attention.key (N = 0), layers.N.mixer.attention.value (N = 0) can't be int8: a ring" in text
     assert "layers.N.mixer.conv.conv_state (N = 1) can't be int8: only GroupQueryAttention" in text
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_rolling_cache_is_rounded_by_every_token_of_the_calibration(tmp_path: Path, dtype: str) -> None:
+    """A window of 5 forgets most of them: its steps are still those of all, as a window of 64 has them in its first layer."""
+    choice: dict[str, Any] = {"kv_cache_dtype": dtype, "sliding_window_cache": True}
+    report = exported(tmp_path / "near", graph_of("near"), **choice)
+    assert isinstance(report.quality, QualityLoss)
+    assert 0 < report.quality.relative_rms < RELATIVE_RMS[dtype]
+    assert {each.bytes_per_sequence for each in report.caches} == {5 * 2 * 32 // (1 if dtype == "int8" else 2)}
+    wide = SPEC.replace("MIXERS", "near").replace("sliding_window: 5", "sliding_window: 64")
+    exported(tmp_path / "far", expand(loads_spec(wide)), check=False, **choice)
+    near, far = scales(tmp_path / "near"), scales(tmp_path / "far")
+    narrow = SPEC.replace("MIXERS", "near").replace("head_dim: 32, sliding", "head_dim: 16, sliding")
+    if dtype == "int4":
+        with pytest.raises(ArchcError, match="a head should be a multiple of 32, and is 16"):
+            exported(tmp_path / "narrow", expand(loads_spec(narrow)), **choice)
+    for role in "kv":
+        name = f"layers.0.mixer.attention.{role}_scale"
+        np.testing.assert_allclose(near[name], far[name], rtol=1e-3)
 
 
 @pytest.mark.parametrize(

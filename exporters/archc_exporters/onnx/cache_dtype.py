@@ -23,6 +23,7 @@ from archc_exporters.onnx.target import FLOAT8, Target
 from archc_exporters.onnx.weights import WeightSource
 
 _LAYER = re.compile(r"\.(\d+)\.")
+_ROLLING_INT4_HEAD = 32
 _PLAIN = (MODEL_DTYPE, "float32", "bfloat16", "float16")
 
 
@@ -113,6 +114,9 @@ def _objection(op: Op, state: State, wanted: str, target: Target) -> str:
         return f"{target.provider} has no kernel; legal: {', '.join(limits.cache_dtypes)}"
     if limits.rounded_head_max is not None and op.key_dim > limits.rounded_head_max:
         return f"a head of {op.key_dim} is larger than {limits.rounded_head_max}"
+    rolls = op.window is not None and target.sliding_window_cache
+    if rolls and FORMS[wanted].bits == 4 and op.key_dim % _ROLLING_INT4_HEAD:
+        return f"in a rolling cache a head should be a multiple of {_ROLLING_INT4_HEAD}, and is {op.key_dim}"
     return ""
 
 

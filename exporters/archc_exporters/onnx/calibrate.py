@@ -123,10 +123,13 @@ def _largest(
                 progress("(calibration)", number, len(rows))
             ids = row[None, : subject.max_model_len]
             talk = Conversation(session, batch=1, capacity=subject.graph.capacity(ids.shape[1]))
-            talk.step(ids)
-            for name in caches:
-                used = np.abs(talk.caches[name][:, :, : ids.shape[1]].astype(np.float32)).max(2, keepdims=True)
-                found[name] = np.maximum(found[name], used) if name in found else used
+            # No more tokens at a time than a ring has rows, so that each is seen before it is forgotten.
+            step = min(talk.caches[name].shape[2] for name in caches)
+            for start in range(0, ids.shape[1], step):
+                talk.step(ids[:, start : start + step])
+                for name in caches:
+                    used = np.abs(talk.caches[name][:, :, : start + step].astype(np.float32)).max(2, keepdims=True)
+                    found[name] = np.maximum(found[name], used) if name in found else used
     return found
 
 
