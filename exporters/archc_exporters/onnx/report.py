@@ -108,7 +108,7 @@ def cache_inputs(ctx: Lowering) -> tuple[CacheInput, ...]:
         dims = [dim if isinstance(dim, int) else str(dim) for dim in value.shape.dims]
         grows = str(CAPACITY) in dims
         # Of a rolling cache, whose rows another runtime counts, those that the window needs.
-        counted = dims if grows else states[names[past]].allocated
+        counted = dims if grows else (*states[names[past]].allocated[:-1], dims[-1])
         size = prod(dim for dim in counted if isinstance(dim, int)) * NUMPY_DTYPES[value.dtype].itemsize
         found.append(
             CacheInput(
