@@ -83,7 +83,7 @@ model = archc.build(graph, device="cpu", seed=0)
 with torch.no_grad():
     for param in model.parameters():
         param.uniform_(-1, 1, generator=torch.Generator().manual_seed(param.numel()))
-out, weights = Path(OUT), Path(OUT) / "model.safetensors"
+out, weights = Path(OUT) / "onnx", Path(OUT) / "model.safetensors"
 archc.save_weights(model, weights)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
