@@ -24,6 +24,15 @@ _NUMPY = {
 }
 
 
+def _apart(path: Path) -> list[str]:
+    """Caches of an archc file whose past and present must not be one buffer; nothing in a peer's folder."""
+    contract = path.parent / "archc.json"
+    if not contract.exists():
+        return []
+    caches = json.loads(contract.read_text())["caches"]
+    return [cache["input"] for cache in caches if not cache["in_place"]]
+
+
 class Engine(Protocol):
     """What the rounds call."""
 
@@ -60,7 +69,11 @@ class OnnxEngine:
         self._buffers = {name: self._buffer(given[name]) for name in self._pasts}
         self._values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._buffers.items()}
         self._mask = np.ones(capacity + 1, np.int64)
-        self._bindings: dict[int, tuple[Any, dict[str, Array], Array]] = {}
+        self._bindings: dict[tuple[int, int], tuple[Any, dict[str, Array], Array]] = {}
+        # Where archc's file reads a past after the present is written, two small buffers take turns.
+        self._others = {name: np.zeros_like(self._buffers[name]) for name in _apart(path)}
+        self._second = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._others.items()}
+        self._turn = 0
 
     def _own(self, given: Any) -> bool:
         return "past_length" in given
@@ -78,7 +91,7 @@ class OnnxEngine:
     def prefill(self, ids: Array) -> Array:
         """Logits (1, seq or 1, vocab) of a prompt (1, seq) in emptied caches."""
         self._length = 0
-        for array in self._buffers.values():
+        for array in (*self._buffers.values(), *self._others.values()):
             array.fill(0)
         if self._grows:
             self._values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._buffers.items()}
@@ -121,8 +134,11 @@ class OnnxEngine:
 
     def _bound(self, seq: int) -> tuple[Any, dict[str, Array], Array]:
         """The binding for this many tokens, made once: caches in place, small inputs in buffers that are overwritten."""
-        if seq in self._bindings:
-            return self._bindings[seq]
+        turn = self._turn
+        if self._second:
+            self._turn = 1 - turn
+        if (seq, turn) in self._bindings:
+            return self._bindings[seq, turn]
         binding = self.session.io_binding()
         logits = np.zeros((1, 1 if self._pruned else seq, self._vocab), np.float32)
         binding.bind_ortvalue_output(self._logits.name, ort.OrtValue.ortvalue_from_numpy(logits))
@@ -136,10 +152,11 @@ class OnnxEngine:
         for name in self._pasts:
             present = name.replace("past_key_values", "present")
             if not self._grows:
-                binding.bind_ortvalue_input(name, self._values[name])
-                binding.bind_ortvalue_output(present, self._values[name])
-        self._bindings[seq] = binding, feeds, logits
-        return self._bindings[seq]
+                pair = (self._values[name], self._second.get(name, self._values[name]))
+                binding.bind_ortvalue_input(name, pair[turn])
+                binding.bind_ortvalue_output(present, pair[1 - turn])
+        self._bindings[seq, turn] = binding, feeds, logits
+        return self._bindings[seq, turn]
 
     def cache_bytes(self) -> int:
         """Bytes of all caches as they are now."""

@@ -59,7 +59,9 @@ def run(words: list[str], *, threads: int = 1) -> Process:
     wall = time.perf_counter() - begin
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(words)}\n{said[-3000:]}")
+        raise SystemExit(
+            f"{' '.join(words)}\n{said[-3000:]}\nexit {process.returncode} (-9: killed, perhaps for memory)"
+        )
     return Process(said, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
