@@ -22,6 +22,7 @@ from archc.errors import ArchcError
 from archc.expansion import expand
 from archc.ir.values import Param
 from archc.spec.load import loads_spec
+from archc_exporters.onnx import transforms
 from archc_exporters.onnx import weights as streaming
 from archc_exporters.onnx.arrays import DTYPES, Array
 from archc_exporters.onnx.checkpoint import SafetensorsWeights
@@ -39,6 +40,7 @@ MIB = 1 << 20
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a few rows, so that tensors of a test consist of many."""
     monkeypatch.setattr(streaming, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(transforms, "_CHUNK_BYTES", 4096)
 
 
 class Given:
