@@ -20,6 +20,7 @@ from archc.errors import ArchcError
 from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.spec.load import loads_spec
+from archc_exporters.onnx import quality
 from archc_exporters.onnx.blocks import dequantize, quantize
 from archc_exporters.onnx.export import export
 from archc_exporters.onnx.lower import lower_graph
@@ -407,6 +408,21 @@ def test_the_report_says_what_was_rounded_and_what_it_costs(tmp_path: Path, dtyp
     data = (tmp_path / "out" / "model.onnx.data").stat().st_size
     # But for padding, and for small constants, which lie in the model file.
     assert abs(data - report.quantization.quantized_bytes - report.quantization.kept_bytes) < 4096
+
+
+def test_a_model_too_large_for_a_twin_is_measured_at_fewer_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = expand(loads_spec(SPECS["untied"].replace("num_layers: 2", "num_layers: 6")))
+    whole = sum(param.elements * 4 for param in graph.params().values())
+    monkeypatch.setattr(quality, "_TWIN_LIMIT_BYTES", whole - 1)
+    report = export(graph, tmp_path / "out", max_model_len=64, quant="int8")
+    assert isinstance(report.quality, quality.QualityLoss)
+    assert "of 6 layers" in report.quality.measured_on
+    assert 0 < report.quality.relative_rms < RELATIVE_RMS["untied", 8]
+    monkeypatch.setattr(quality, "_TWIN_LIMIT_BYTES", 1000)
+    report = export(graph, tmp_path / "out", max_model_len=64, quant="int8")
+    assert "not measured: a float twin would need" in str(report.quality)
 
 
 def test_what_can_not_be_run_is_not_measured(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def measure(path: Path, subject: Subject, progress: Progress | None = None) -> Q
     if twin is None:
         return f"not measured: {objection}"
     whole = twin.graph is subject.graph
-    target = replace(subject.target, dtype=twin.target.dtype, provider=twin.target.provider, prune_head=False)
+    own = twin.target
+    target = replace(subject.target, dtype=own.dtype, kernel_dtype=own.kernel_dtype, prune_head=False)
     if not whole:
         # Its layers have other numbers, so the caches' steps don't fit them.
         target = replace(target, kv_cache_dtype="model")
@@ -151,9 +152,8 @@ def _twin(subject: Subject) -> tuple[str, Subject | None]:
         if true
     ]
     if target.dtype == "bfloat16":
-        # GroupQueryAttention, which rounded caches need, is there in float32 on the CPU alone.
-        provider = "cpu" if rounded_caches(subject.graph, subject.target) else target.provider
-        target = replace(target, dtype="float32", provider=provider)
+        # In the forms of the file: the CPU has in float32 what CUDA has in 16 bits.
+        target = replace(target, dtype="float32", kernel_dtype="bfloat16")
     twin = replace(subject, target=target)
     if twin.needed_bytes() > limit:
         why.append(f"a float twin would need {gib(twin.needed_bytes())}, more than {gib(limit)}")
