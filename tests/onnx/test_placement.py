@@ -279,6 +279,16 @@ def test_types_follow_the_graph_where_the_file_states_none() -> None:
     assert placement(made).counts() == {"cuda": 6}
 
 
+def test_sequences_have_types_too() -> None:
+    steps = [
+        node("SequenceEmpty", "", "s", dtype=F16),
+        node("SequenceInsert", "s x", "t"),
+        node("SequenceAt", "t zero", "y"),
+    ]
+    found = placement(model(steps, [value("x", F16)], [value("y", F16, None)], zero=0))
+    assert found.nodes == {op: {"cuda": 1} for op in ("SequenceAt", "SequenceEmpty", "SequenceInsert")}
+
+
 def test_a_file_that_must_run_on_a_provider_is_refused_with_all_reasons(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(AWKWARD["an op without a CUDA kernel in the middle"].model, path)

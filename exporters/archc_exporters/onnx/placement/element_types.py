@@ -67,11 +67,29 @@ def element_types(model: onnx.ModelProto) -> dict[str, str]:
     types: dict[str, str] = {}
     for graph in all_graphs(model.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
-                types[value.name] = type_name(value.type.tensor_type.elem_type)
+            if declared := declared_type(value.type):
+                types[value.name] = declared
         types.update({tensor.name: type_name(tensor.data_type) for tensor in graph.initializer})
     _follow(model.graph, types, opsets(model))
     return types
+
+
+def declared_type(type_: onnx.TypeProto) -> str:
+    """``float16`` of a tensor, ``seq(tensor(float16))`` of a sequence of them; empty where nothing is declared."""
+    match type_.WhichOneof("value"):
+        case "tensor_type" if type_.tensor_type.elem_type:
+            return type_name(type_.tensor_type.elem_type)
+        case "sequence_type":
+            return f"seq({_in_brackets(type_.sequence_type.elem_type)})"
+        case "optional_type":
+            return f"optional({_in_brackets(type_.optional_type.elem_type)})"
+        case _:
+            return ""
+
+
+def _in_brackets(type_: onnx.TypeProto) -> str:
+    inner = declared_type(type_)
+    return inner if "(" in inner else f"tensor({inner})"
 
 
 def type_name(number: int) -> str:
@@ -140,7 +158,8 @@ def _stated(node: onnx.NodeProto) -> str | None:
         return "string" if "value_string" in given or "value_strings" in given else "float"
     for name in DTYPE_ATTRIBUTES:
         if name in given and given[name].type == AttributeProto.INT:
-            return type_name(given[name].i)
+            made = type_name(given[name].i)
+            return f"seq(tensor({made}))" if node.op_type == "SequenceEmpty" else made
     return None
 
 

@@ -20,7 +20,7 @@ def body_model(node: onnx.NodeProto, schema: Schema, types: Mapping[str, str], o
     for inner in function.node:
         _fill_in(inner, attributes(node))
     inputs = [
-        helper.make_tensor_value_info(formal, TensorProto.DataType.Value(types[actual].upper()), None)
+        helper.make_value_info(formal, _type_proto(types[actual]))
         for formal, actual in zip(function.input, node.input, strict=False)
         if actual and actual in types
     ]
@@ -36,12 +36,25 @@ def _of_onnx(node: onnx.NodeProto, schema: Schema, types: Mapping[str, str]) -> 
     found: Any = onnx.defs.get_schema(schema.op, schema.since, schema.domain)
     if found.has_function:
         return found.function_body
-    kinds = [types.get(name, "float") for name in node.input]
-    protos = [helper.make_tensor_type_proto(TensorProto.DataType.Value(kind.upper()), None) for kind in kinds]
-    text = found.get_context_dependent_function(
-        node.SerializeToString(), [proto.SerializeToString() for proto in protos]
-    )
+    protos = [_type_proto(types.get(name, "float")) for name in node.input]
+    try:
+        text = found.get_context_dependent_function(
+            node.SerializeToString(), [proto.SerializeToString() for proto in protos]
+        )
+    except (ValueError, RuntimeError):  # The function is made for other types than the node's, or they are not known.
+        return None
     return onnx.FunctionProto.FromString(text) if text else None
+
+
+def _type_proto(kind: str) -> onnx.TypeProto:
+    """The type that ``declared_type`` puts in words."""
+    outer, _, inner = kind.partition("(")
+    if outer == "seq":
+        return helper.make_sequence_type_proto(_type_proto(inner[:-1]))
+    if outer == "optional":
+        return helper.make_optional_type_proto(_type_proto(inner[:-1]))
+    name = inner[:-1] if outer == "tensor" else kind
+    return helper.make_tensor_type_proto(TensorProto.DataType.Value(name.upper()), None)
 
 
 def _of_contrib(node: onnx.NodeProto, schema: Schema) -> onnx.FunctionProto | None:
