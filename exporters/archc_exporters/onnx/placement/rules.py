@@ -11,23 +11,21 @@ from typing import Any, Literal
 
 import onnx
 
-from archc_exporters.onnx.limits import GROUP_QUERY
+from archc_exporters.onnx.limits import GROUP_QUERY, LINEAR_ATTENTION
 from archc_exporters.onnx.placement.element_types import attributes
 from archc_exporters.onnx.placement.predict import Site
 from archc_exporters.onnx.placement.shapes import Dim, Shapes, decode
+from archc_exporters.onnx.target import BLOCK_SIZES
 
 Severity = Literal["fails", "leaves the GPU", "slow", "bounded"]
 """``bounded``: it works under the condition that the message names."""
 SEVERITIES: tuple[Severity, ...] = ("fails", "leaves the GPU", "slow", "bounded")
 
+RELEASE = (1, 31)
 FLASH_HEAD = 256
 """Largest head size of flash attention."""
 MASK_MULTIPLE = 4
 """Masks of other widths keep attention out of the memory-efficient kernel."""
-LINEAR_KEYS, LINEAR_VALUES = (64, 128), 32
-"""LinearAttention on CUDA: key sizes that run everywhere, with value sizes that are a multiple of it."""
-SHARED_EVERYWHERE_BYTES, SHARED_MOST_BYTES = 64 << 10, 227 << 10
-"""Shared memory a block: what every supported device has, and the most that any has."""
 NEEDS_CUDNN = frozenset(
     (
         "MultiHeadAttention",
@@ -119,8 +117,7 @@ def _unknown_parts(case: Case) -> Iterator[Finding]:
 
 
 def _group_query(case: Case) -> Iterator[Finding]:
-    limits = GROUP_QUERY.get(((1, 31), "cuda" if case.provider == "cuda" else "cpu"))
-    assert limits is not None
+    limits = GROUP_QUERY[RELEASE, "cuda" if case.provider == "cuda" else "cpu"]
     head = case.dim(case.input("past_key"), -1)
     fallback = "TensorScatter and Attention-24"
     if isinstance(head, int) and case.attribute("kv_cache_bit_width", 0) != 4:
@@ -210,18 +207,28 @@ def _linear_attention(case: Case) -> Iterator[Finding]:
         yield Finding(
             "fails", f"state and tokens have different types: {' and '.join(sorted(map(str, kinds)))}", "one type"
         )
-    key, value = case.dim(state, -2), case.dim(state, -1)
-    if not isinstance(key, int) or not isinstance(value, int) or (key in LINEAR_KEYS and value % LINEAR_VALUES == 0):
+    key, value, limits = case.dim(state, -2), case.dim(state, -1), LINEAR_ATTENTION[RELEASE]
+    if not isinstance(key, int) or not isinstance(value, int):
         return
-    needed, choice = 4 * key * value, "key sizes of 64 or 128 with value sizes that are a multiple of 32 run everywhere"
-    if needed > SHARED_MOST_BYTES:
+    if key in limits.tiled and value % limits.tiled_multiple == 0:
+        return
+    needed = 4 * key * value
+    widths = " or ".join(map(str, limits.tiled))
+    choice = f"keys of {widths} with values of a multiple of {limits.tiled_multiple} run everywhere"
+    if needed > limits.bytes_anywhere:
         yield Finding(
             "fails", f"a state of {key} x {value} fails in prefill: it needs {needed >> 10} KiB a block", choice
         )
-    elif needed > SHARED_EVERYWHERE_BYTES:
+    elif needed > limits.bytes_everywhere:
         yield Finding(
             "bounded", f"a state of {key} x {value} needs {needed >> 10} KiB of shared memory a block", choice
         )
+
+
+def _quantized_product(case: Case) -> Iterator[Finding]:
+    largest, size = max(BLOCK_SIZES), case.attribute("block_size", 0)
+    if case.provider == "cuda" and size > largest:
+        yield Finding("fails", f"blocks of {size} weights fail for one token", f"blocks of up to {largest}")
 
 
 def _moe(case: Case) -> Iterator[Finding]:
@@ -241,4 +248,5 @@ _RULES: dict[str, Callable[[Case], Iterator[Finding]]] = {
     "Attention": _attention,
     "LinearAttention": _linear_attention,
     "MoE": _moe,
+    "MatMulNBits": _quantized_product,
 }
