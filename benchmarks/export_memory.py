@@ -37,8 +37,10 @@ try:
     archc(sys.argv[1:])
 finally:
     used = resource.getrusage(resource.RUSAGE_SELF)
+    # Not ru_maxrss, which begins with that of the process that started this one.
+    peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
     print(json.dumps({"wall_s": time.perf_counter() - started, "cpu_s": used.ru_utime + used.ru_stime,
-                      "peak_bytes": used.ru_maxrss * 1024}), file=sys.stderr)
+                      "peak_bytes": int(peak) * 1024}), file=sys.stderr)
 """
 
 
