@@ -34,6 +34,7 @@ from archc_exporters.onnx.weights import joined, lazy_tensor
 pytestmark = pytest.mark.onnx
 
 MIB = 1 << 20
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and pages of files are let go on Linux")
 
 
 @pytest.fixture
@@ -218,22 +219,27 @@ def sparse_file(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
         file.truncate(8 + len(text) + end)
 
 
-MEASURED = """
-import resource, sys
+PEAK = """
+def peak():
+    # Not ru_maxrss, which begins with that of the process that started this one.
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+"""
+MEASURED = f"""
+import sys
 from pathlib import Path
 from archc.expansion import expand
 from archc.spec.load import loads_spec
 from archc_exporters.onnx.export import export
+{PEAK}
 graph = expand(loads_spec(sys.argv[1]))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 export(graph, Path(sys.argv[2]), weights=Path(sys.argv[3]), check=False)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(before, peak())
 """
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="ru_maxrss has other units elsewhere, and pages are let go on Linux"
-)
+@on_linux
 def test_an_export_takes_far_less_memory_than_its_largest_tensor(tmp_path: Path) -> None:
     shapes = {name: param.shape for name, param in expand(loads_spec(LARGE)).params().items()}
     names = list(shapes)
@@ -252,7 +258,9 @@ def test_an_export_takes_far_less_memory_than_its_largest_tensor(tmp_path: Path)
     sizes = {tensor.name: int(np.prod(tensor.dims)) * 2 for tensor in proto.graph.initializer}
     # Gate and up of 16 experts in one stack: 16 x 2 x 1024 x 2048 elements of 2 bytes, and twice that in the source.
     assert max(sizes.values()) == 128 * MIB
-    assert int(ran.stdout) < 96 * MIB
+    before, peak = (int(word) for word in ran.stdout.split())
+    assert before < 200 * MIB
+    assert before < peak < before + 96 * MIB
 
 
 def test_without_weights_the_graph_and_every_offset_are_the_same(tmp_path: Path) -> None:
@@ -273,24 +281,25 @@ def test_weights_and_no_weights_exclude_each_other(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-BARE = """
-import resource, sys
+BARE = f"""
+import sys
 from archc.cli.main import archc
+{PEAK}
 try:
     archc(sys.argv[1:])
 finally:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, file=sys.stderr)
+    print(peak(), file=sys.stderr)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
+@on_linux
 @pytest.mark.parametrize("name", ["kimi-k2", "llama-3.1-405b", "llama-4-scout"])
 def test_graphs_of_a_trillion_parameters_or_ten_million_positions_take_seconds(tmp_path: Path, name: str) -> None:
     arguments = ["export", name, "-o", str(tmp_path / "out"), "--no-weights", "--dtype", "bf16"]
     ran = subprocess.run(
         [sys.executable, "-c", BARE, *arguments], capture_output=True, text=True, check=True, timeout=30
     )
-    assert int(ran.stderr.split()[-1]) < 2048 * MIB
+    assert int(ran.stderr.split()[-1]) < 512 * MIB
     assert (tmp_path / "out" / "model.onnx").stat().st_size < 4 * MIB
     assert not (tmp_path / "out" / "model.onnx.data").exists()
 
