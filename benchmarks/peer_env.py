@@ -5,10 +5,10 @@ python benchmarks/peer_env.py      makes .bench-venv if it is missing or its req
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-import time
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,20 @@ class Process:
     rss_mib: float
 
 
+# A process begins with the peak memory of the one that starts it, so a small one stands between.
+_COUNTED = """
+import json, os, sys, time
+begin = time.perf_counter()
+child = os.fork()
+if child == 0:
+    os.execvp(sys.argv[2], sys.argv[2:])
+_, status, usage = os.wait4(child, 0)
+used = dict(wall_s=time.perf_counter() - begin, cpu_s=usage.ru_utime + usage.ru_stime, rss_mib=usage.ru_maxrss / 1024)
+os.write(int(sys.argv[1]), json.dumps(used).encode())
+os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+"""
+
+
 def run(words: list[str], *, threads: int = 1) -> Process:
     """A process and its cost.
 
@@ -49,20 +63,27 @@ def run(words: list[str], *, threads: int = 1) -> Process:
         SystemExit: it failed; with the end of what it said.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-    begin = time.perf_counter()
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=HERE
+    read, write = os.pipe()
+    command = [sys.executable, "-I", "-S", "-c", _COUNTED, str(write), *words]
+    process = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=HERE,
+        pass_fds=[write],
+        check=False,
     )
-    assert process.stdout is not None
-    said = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - begin
-    process.returncode = os.waitstatus_to_exitcode(status)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        used = json.loads(pipe.read() or "{}")
+    said = process.stdout
     if process.returncode:
         raise SystemExit(
-            f"{' '.join(words)}\n{said[-3000:]}\nexit {process.returncode} (-9: killed, perhaps for memory)"
+            f"{' '.join(words)}\n{said[-3000:]}\nexit {process.returncode} (247: killed, perhaps for memory)"
         )
-    return Process(said, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+    return Process(said, **used)
 
 
 if __name__ == "__main__":
