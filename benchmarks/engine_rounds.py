@@ -3,8 +3,8 @@
     python benchmarks/engine_rounds.py JOB.json OUT.json
 
 A job is {"engines": {name: {"kind": "onnx" | "eager" | "runtime", "path", "judge": the engine whose logits count}},
-"tokens", "capacity", "vocab", "rounds", "steps", "threads"}; an engine may have "last_only", and its own "tokens". What
-comes out are (wall, processor) seconds by engine and round.
+"tokens", "capacity", "vocab", "rounds", "steps", "threads", "chunk": tokens of the prompt a call, 0 for all of them}; an
+engine may have "last_only", and its own "tokens". What comes out are (wall, processor) seconds by engine and round.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CHECKED_STEPS = 4
 
 def load(engine: dict[str, Any], job: dict[str, Any]) -> Engine:
     """The engine of an entry of the job."""
-    path, threads, capacity = Path(engine["path"]), job["threads"], job["capacity"]
+    path, threads, capacity, chunk = Path(engine["path"]), job["threads"], job["capacity"], job.get("chunk", 0)
     if engine["kind"] == "eager":
-        return EagerEngine(path, last_only=engine.get("last_only", False))
+        return EagerEngine(path, last_only=engine.get("last_only", False), chunk=chunk)
     if engine["kind"] == "runtime":
         return RuntimeEngine(path, threads=threads, capacity=capacity)
-    return OnnxEngine(path / "model.onnx", threads=threads, capacity=capacity, vocab=job["vocab"])
+    return OnnxEngine(path / "model.onnx", threads=threads, capacity=capacity, vocab=job["vocab"], chunk=chunk)
 
 
 def logits(engine: Engine, ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:

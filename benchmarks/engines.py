@@ -33,6 +33,12 @@ def _apart(path: Path) -> list[str]:
     return [cache["input"] for cache in caches if not cache["in_place"]]
 
 
+def parts(ids: Array, chunk: int) -> list[Array]:
+    """A prompt (1, seq) in chunks, whole where chunk is 0."""
+    starts = range(0, ids.shape[1], chunk) if chunk else [0]
+    return [np.ascontiguousarray(ids[:, start : start + chunk] if chunk else ids) for start in starts]
+
+
 class Engine(Protocol):
     """What the rounds call."""
 
@@ -55,7 +61,10 @@ def session(model: Path | bytes, threads: int, *, profile: str = "") -> ort.Infe
 class OnnxEngine:
     """A file of archc, mobius or onnxruntime-genai's builder, IO-bound; the calling convention is read off its inputs."""
 
-    def __init__(self, path: Path, *, threads: int, capacity: int, vocab: int, profile: str = "") -> None:
+    def __init__(
+        self, path: Path, *, threads: int, capacity: int, vocab: int, chunk: int = 0, profile: str = ""
+    ) -> None:
+        self._chunk = chunk
         self.session = session(path, threads, profile=profile)
         self._capacity, self._vocab = capacity, vocab
         given = {value.name: value for value in self.session.get_inputs()}
@@ -89,13 +98,15 @@ class OnnxEngine:
         return np.zeros(shape, _NUMPY[value.type])
 
     def prefill(self, ids: Array) -> Array:
-        """Logits (1, seq or 1, vocab) of a prompt (1, seq) in emptied caches."""
+        """Logits (1, seq or 1, vocab) of a prompt (1, seq), or of its last chunk, in emptied caches."""
         self._length = 0
         for array in (*self._buffers.values(), *self._others.values()):
             array.fill(0)
         if self._grows:
             self._values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._buffers.items()}
-        y = self._run(ids)
+        y = np.zeros(0)
+        for part in parts(ids, self._chunk):
+            y = self._run(part)
         self._prompt, self._after = self._length, dict(self._values)
         return y
 
@@ -166,20 +177,22 @@ class OnnxEngine:
 class EagerEngine:
     """transformers' model in torch, eager, with its own growing cache."""
 
-    def __init__(self, checkpoint: Path, *, last_only: bool) -> None:
+    def __init__(self, checkpoint: Path, *, last_only: bool, chunk: int = 0) -> None:
         from transformers import AutoModelForCausalLM
 
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa")
         self._model.eval()
-        self._keep = 1 if last_only else 0
+        self._keep, self._chunk = 1 if last_only else 0, chunk
         self._held: Any = None
 
     @torch.inference_mode()
     def prefill(self, ids: Array) -> Array:
-        """Logits (1, seq or 1, vocab) of a prompt (1, seq)."""
-        done = self._model(torch.from_numpy(ids), use_cache=True, logits_to_keep=self._keep)
-        self._held = done.cache
-        return done.logits.numpy()
+        """Logits (1, seq or 1, vocab) of a prompt (1, seq), or of its last chunk."""
+        self._held, y = None, np.zeros(0)
+        for part in parts(ids, self._chunk):
+            done = self._model(torch.from_numpy(part), cache=self._held, use_cache=True, logits_to_keep=self._keep)
+            self._held, y = done.cache, done.logits.numpy()
+        return y
 
     def resume(self) -> None:
         """Its cache only grows; a few dozen tokens over some hundred make no difference that could be seen."""

@@ -93,7 +93,9 @@ class Rounds:
         return "\n".join([*lines, f"  {clock} time, {self.job['threads']} thread(s): {machine} in this run"])
 
 
-def job(engines: dict[str, Any], *, tokens: int, threads: int, rounds: int, capacity: int | None = None) -> Job:
+def job(
+    engines: dict[str, Any], *, tokens: int, threads: int, rounds: int, capacity: int | None = None, chunk: int = 0
+) -> Job:
     """A job of engine_rounds.py."""
     return {
         "engines": engines,
@@ -103,6 +105,7 @@ def job(engines: dict[str, Any], *, tokens: int, threads: int, rounds: int, capa
         "rounds": rounds,
         "steps": STEPS,
         "threads": threads,
+        "chunk": chunk,
     }
 
 
@@ -212,7 +215,14 @@ def growth(threads: int, rounds: int) -> tuple[str, list[Row], Rounds]:
             folder = str(STORE / model / "exports" / "archc-pruned")
             engines[name] = {"kind": "onnx", "path": folder, "judge": name, "tokens": tokens}
     run = Rounds(
-        job(engines, tokens=GROWTH_LENGTHS[0], threads=threads, rounds=rounds, capacity=GROWTH_LENGTHS[-1] + 64)
+        job(
+            engines,
+            tokens=GROWTH_LENGTHS[0],
+            threads=threads,
+            rounds=rounds,
+            capacity=GROWTH_LENGTHS[-1] + 64,
+            chunk=512,
+        )
     )
     first, last = GROWTH_LENGTHS[0], GROWTH_LENGTHS[-1]
     steps = {tokens: 1e3 * run.seconds(f"small-kimi {tokens}", "decode") for tokens in GROWTH_LENGTHS}
@@ -226,12 +236,13 @@ def growth(threads: int, rounds: int) -> tuple[str, list[Row], Rounds]:
 
 
 def latent(tokens: int, threads: int, rounds: int) -> tuple[str, list[Row], Rounds]:
-    """R3. Of a long prompt archc and transformers make the last logits only: all of them are half a gigabyte an engine."""
+    """R3. A long prompt goes in by chunks: whole, its logits and scores are gigabytes an engine."""
     out = STORE / "small-mla" / "exports"
     is_long = tokens >= 4096
     engines = files(out, ("archc-pruned", "mobius") if is_long else ("archc", "archc-pruned", "mobius"), "eager")
     engines["eager"] = eager("small-mla", last_only=is_long)
-    run = Rounds(job(engines, tokens=tokens, threads=threads, rounds=rounds))
+    chunk = 512 if is_long else 0
+    run = Rounds(job(engines, tokens=tokens, threads=threads, rounds=rounds, chunk=chunk))
     latent_bytes = 8 * (128 + 32) * 4
     ours, rows_held = run.engines["archc-pruned"]["cache_bytes"], tokens + 64
     rows = [
