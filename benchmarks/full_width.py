@@ -55,7 +55,7 @@ def cache_bytes(report: dict) -> tuple[int, int]:
 
 
 def placed(check: Path, model: Path, batch: int, seq: int, past: int) -> str:
-    """What onnxruntime-gpu's provider makes of a file: nodes on the CPU that are no shape arithmetic, Memcpy nodes, and the run."""
+    """What onnxruntime-gpu's provider makes of a file: accepted, or the first thing that is wrong."""
     lengths = {"past_length": past, "seq_length": seq, "kv_length": past + seq, "max_length": past + seq}
     fills = [word for key, value in lengths.items() for word in ("--fill", f"{key}={value}")]
     words = [str(check), str(model), "--sparse-weights", "--fail-on-nokernel", "--fail-on-memcpy", "--no-optimized"]
