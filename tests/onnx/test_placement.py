@@ -117,9 +117,19 @@ BIAS = ("slow", "attention_bias runs unfused: all scores are written to memory")
             group_query(extra="- - - bias sink"),
             [("fails", "attention_bias with a sink is not implemented"), BIAS],
         ),
+        (
+            group_query(sliding_window_cache=1, local_window_size=8),
+            [
+                (
+                    "bounded",
+                    "a rolling cache takes no prompts of unequal length; on CUDA it has as many rows as the window, past and "
+                    "present in one buffer",
+                )
+            ],
+        ),
         (group_query(query_seqlens=1), [("fails", "attributes that 1.31 does not know: query_seqlens")]),
     ],
-    ids=["plain", "head 512", "head 576", "head 60", "no presents", "bias", "bias and sink", "1.32"],
+    ids=["plain", "head 512", "head 576", "head 60", "no presents", "bias", "bias and sink", "rolling", "1.32"],
 )
 def test_limits_of_group_query_attention(made: onnx.ModelProto, expected: list[tuple[str, str]]) -> None:
     found = limits(made)

@@ -136,6 +136,9 @@ def _group_query(case: Case) -> Iterator[Finding]:
             )
     else:
         yield from _group_query_on_cuda(case)
+    if case.attribute("sliding_window_cache", 0):
+        rows = "; on CUDA it has as many rows as the window, past and present in one buffer" * (case.provider == "cuda")
+        yield Finding("bounded", f"a rolling cache takes no prompts of unequal length{rows}", "Attention over a ring")
     if case.input("past_key") and not limits.batched_chunks:
         yield Finding(
             "bounded", "several new tokens over a past are refused at batch > 1", f"row by row, or {fallback}"
