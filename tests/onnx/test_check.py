@@ -16,11 +16,12 @@ import pytest
 
 from archc.errors import ArchcError, CheckFailedError
 from archc_exporters.onnx import check
-from archc_exporters.onnx.check import Subject, held_bytes, plan_trial
+from archc_exporters.onnx.check import Subject, held_bytes, plan_trial, twin_target
 from archc_exporters.onnx.check_child import Call
 from archc_exporters.onnx.export import export
 from archc_exporters.onnx.lower import lower_graph
 from archc_exporters.onnx.memory import free_memory_bytes
+from archc_exporters.onnx.report import count_nodes
 from archc_exporters.onnx.sources import NoWeights, RandomWeights
 from archc_exporters.onnx.target import Quantization, Target
 from archc_exporters.onnx.trial import try_file
@@ -191,7 +192,20 @@ def test_a_large_twin_is_run_only_where_somebody_asked_for_a_judgement(monkeypat
     assert plan_trial(subject, model, judged=False).twin is None
     twin = plan_trial(subject, model, judged=True).twin
     assert twin is not None
-    assert (twin.target.dtype, twin.target.provider) == ("float32", "cpu")
+    assert (twin.target.dtype, twin.target.provider) == ("float32", "cuda")
+
+
+@pytest.mark.parametrize(("dtype", "provider"), [("bfloat16", "cuda"), ("float16", "cuda"), ("float16", "cpu")])
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "kimi-linear", "qwen3-next", "gqa keys"])
+def test_a_twin_has_the_nodes_of_its_file_but_for_casts(name: str, dtype: str, provider: Any) -> None:
+    graph = graph_of(name)
+    target = Target(dtype=dtype, provider=provider)
+    found: list[dict[str, int]] = []
+    for each in (target, twin_target(target)):
+        model, _ = lower_graph(graph, target=each, weights=NoWeights(), max_model_len=40)
+        found.append({op: count for op, count in count_nodes(model).items() if op != "Cast"})
+    assert found[0] == found[1]
+    assert ("com.microsoft.GroupQueryAttention" in found[1]) is (name != "kimi-linear")
 
 
 MEMINFO = "MemTotal: 8000 kB\nMemFree: 10 kB\nMemAvailable:    4000 kB\n"

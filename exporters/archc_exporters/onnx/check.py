@@ -131,8 +131,7 @@ def plan_trial(subject: Subject, model: ir.Model, *, judged: bool) -> Plan:
     twin = replace(
         subject,
         graph=shallow(subject.graph),
-        # The CPU's kernels for float32 are those that CUDA has for 16 bits.
-        target=replace(subject.target, provider="cpu", dtype="float32", kv_cache_dtype="model"),
+        target=twin_target(subject.target),
         weights=subject.weights if subject.has_data else RandomWeights(0, DTYPES["float32"]),
     )
     limit = free // 2 if judged else min(free // 2, _TWIN_LIMIT_BYTES)
@@ -144,6 +143,11 @@ def plan_trial(subject: Subject, model: ir.Model, *, judged: bool) -> Plan:
     if judged:
         raise ArchcError(f"{subject.graph.name} can't be compared with torch here: {not_run}, and {too_large}")
     return Plan(not_run=f"{not_run}, and {too_large}", twin=None)
+
+
+def twin_target(target: Target) -> Target:
+    """The same forms of ops in float32: the CPU has the kernels that CUDA has for 16 bits, and no rounded caches of its own."""
+    return replace(target, dtype="float32", kernel_dtype=target.form_dtype, kv_cache_dtype="model")
 
 
 def _objection(subject: Subject, needed: int, free: int) -> str:

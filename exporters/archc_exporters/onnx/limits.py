@@ -75,9 +75,8 @@ def group_query_objection(op: Attention, target: Target) -> str:
         return f"a head of {op.key_dim} is no multiple of {limits.head_multiple}"
     if limits.head_max is not None and op.key_dim > limits.head_max:
         return f"a head of {op.key_dim} is larger than {limits.head_max}"
-    dtype = target.kernel_dtype or target.dtype
-    if dtype not in limits.dtypes:
-        return f"{target.provider} has no kernel for it in {dtype}"
+    if target.form_dtype not in limits.dtypes:
+        return f"{target.provider} has no kernel for it in {target.form_dtype}"
     if target.batched_chunks and not limits.batched_chunks:
         return "it refuses several new tokens over a past at batch > 1"
     return ""

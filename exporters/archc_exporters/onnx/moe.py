@@ -72,7 +72,7 @@ def _router_logits(ctx: Lowering, op: ops.Experts, routing: Routing) -> tuple[ir
 
     MoE normalises by a softmax over its top k; over logarithms that is score / sum of scores.
     """
-    if routing.logits is not None and routing.factor is not None and ctx.dtype == FLOAT:
+    if routing.logits is not None and routing.factor is not None and ctx.target.form_dtype == "float32":
         ctx.note("MoE with the router's own logits: a softmax over the chosen ones is what it computes")
         return routing.logits, _factor(ctx, routing.factor)
     ctx.note("MoE with logarithms of the weights as router logits: any router's weights, exactly")
@@ -82,7 +82,7 @@ def _router_logits(ctx: Lowering, op: ops.Experts, routing: Routing) -> tuple[ir
     else:
         total = ctx.op("ReduceSum", routing.weights, ctx.ints(-1), keepdims=1)
         after = ctx.op("Reshape", ctx.cast(total, ctx.dtype), by_token(ctx, 1))
-    if ctx.dtype != FLOAT:
+    if ctx.target.form_dtype != "float32":
         # Shares of the sum, so that the logarithms are small and keep their digits in 16 bits.
         scores = normalised(ctx, scores)
     logits = ctx.cast(ctx.op("Log", ctx.op("Max", scores, ctx.scalar(SMALLEST, FLOAT))), ctx.dtype)

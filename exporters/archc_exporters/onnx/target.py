@@ -122,6 +122,11 @@ class Target:
             object.__setattr__(self, "kv_cache_dtype", _kv_cache_dtype(self.kv_cache_dtype, self.dtype))
 
     @property
+    def form_dtype(self) -> str:
+        """The dtype that forms of ops are chosen for."""
+        return self.kernel_dtype or self.dtype
+
+    @property
     def ir_dtype(self) -> ir.DataType:
         """``dtype`` as onnx-ir's."""
         return DTYPES[self.dtype]
