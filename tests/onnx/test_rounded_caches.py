@@ -16,6 +16,7 @@ from onnx.numpy_helper import to_array
 
 pytest.importorskip("onnxruntime")
 
+import archc
 from archc.errors import ArchcError
 from archc.estimation.estimate import estimate
 from archc.expansion import expand
@@ -121,6 +122,19 @@ def test_rounded_weights_and_caches_go_together(tmp_path: Path) -> None:
     assert isinstance(report.quality, QualityLoss)
     assert 0 < report.quality.relative_rms < 0.05
     assert "twins" in report.quality.measured_on
+
+
+@pytest.mark.parametrize("choice", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "int4", "quant": "int8"}])
+def test_the_runtime_binds_rounded_caches_in_place(tmp_path: Path, choice: dict[str, Any]) -> None:
+    graph, ids = graph_of("gqa own"), np.random.default_rng(6).integers(0, 61, (2, 7))
+    exported(tmp_path / "out", graph, check=False, **choice)
+    talk, wanted = conversation(tmp_path / "out", graph), list[np.ndarray]()
+    y = talk.step(ids)
+    for _ in range(6):
+        wanted.append(y[:, -1].argmax(-1))
+        y = talk.step(wanted[-1][:, None])
+    found = archc.load(tmp_path / "out", provider="cpu").generate(ids.tolist(), max_new_tokens=6)
+    assert found.ids == np.stack(wanted, 1).tolist()
 
 
 def test_steps_are_the_largest_of_each_channel_of_the_calibration_tokens(tmp_path: Path) -> None:
