@@ -1,74 +1,35 @@
-"""The folder of an export: the old one or the new one at any moment, the user's files in both, and no leftovers."""
+"""The folder of an export: replaced as a whole, with the user's files in it, or left alone."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from archc.errors import ArchcError
 from archc_exporters.onnx import folder as folders
-from archc_exporters.onnx.folder import require_place, staged
+from archc_exporters.onnx.folder import staged
+from tests.onnx.export_folders import (
+    THEIRS,
+    contents,
+    export,
+    fail,
+    marks,
+    posix,
+    standing_in,
+    write_export,
+    write_theirs,
+)
 
 pytestmark = pytest.mark.onnx
 
-posix = pytest.mark.skipif(os.name != "posix", reason="needs fork, signals and permissions")
 root = os.name == "posix" and os.geteuid() == 0
-THEIRS = {"notes.txt": "mine", "runs/1/log.txt": "also mine"}
-
-
-def write_export(stage: Path, mark: str, *names: str) -> None:
-    """Files as an export makes them, all with one mark."""
-    for name in (*names, "model.onnx", "model.onnx.data"):
-        (stage / name).write_text(mark)
-    files = {path.name: path.stat().st_size for path in stage.iterdir()}
-    (stage / "archc.json").write_text(json.dumps({"files": files, "mark": mark}))
-
-
-def write_theirs(out: Path) -> None:
-    for name, text in THEIRS.items():
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(text)
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """relative path -> text of every file."""
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-
-
-def marks(out: Path) -> set[str]:
-    """Whose export it is; more than one mark would be a mixture."""
-    return {mark_of(text) for name, text in contents(out).items() if name not in THEIRS}
-
-
-def visible(out: Path) -> set[str]:
-    """The marks of files that lie in the folder itself."""
-    return {mark_of(path.read_text()) for path in out.iterdir() if path.is_file() and path.name not in THEIRS}
-
-
-def mark_of(text: str) -> str:
-    return json.loads(text)["mark"] if text.startswith("{") else text
-
-
-def export(out: Path, mark: str, *names: str, overwrite: bool = False) -> None:
-    require_place(out, overwrite=overwrite)
-    with staged(out, overwrite=overwrite) as stage:
-        write_export(stage, mark, *names)
-
-
-def fail(out: Path) -> None:
-    """An export that fails when its files are there, but for the last."""
-    with suppress(RuntimeError), staged(out) as stage:
-        write_export(stage, "half")
-        raise RuntimeError
 
 
 def test_an_export_is_replaced_whole_and_files_of_the_user_stay(tmp_path: Path) -> None:
@@ -161,16 +122,6 @@ def test_a_folder_in_the_place_of_a_file_is_kept(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"out/model.onnx/mine": "mine"}
 
 
-@contextmanager
-def standing_in(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
 def test_a_shell_that_stands_in_the_folder_stays_in_it(tmp_path: Path) -> None:
     export(tmp_path, "old", "genai_config.json")
     write_theirs(tmp_path)
@@ -197,68 +148,19 @@ def test_without_a_swap_in_one_step_the_folder_is_replaced_in_two(
     assert os.listdir(tmp_path) == ["out"]
 
 
-def killed_at(step: int, work: Callable[[], None]) -> bool:
-    """Run the work in a process that is killed before its ``step``-th change to the file system; whether it was."""
-    child = os.fork()
-    if child == 0:
-        left = step
-        changing = {"os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "os.utime", "open"}
-
-        def hook(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal left
-            if event in changing or event.startswith("ctypes"):
-                left -= 1
-                if left < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(hook)
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-
-
-@posix
-def test_a_kill_at_any_moment_leaves_one_export_whole_and_the_next_one_clears_up(tmp_path: Path) -> None:
+def test_an_archc_json_names_no_files_elsewhere(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    seen: list[set[str]] = []
-    killed = True
-    while killed:
-        export(out, "old", "genai_config.json")
-        write_theirs(out)
-        killed = killed_at(len(seen), lambda: export(out, "new", "spec.yaml"))
+    export(out, "old")
+    write_theirs(out)
+    (tmp_path / "precious").write_text("mine")
+    (out / "archc.json").write_text(
+        json.dumps({"files": {"../precious": 4, "runs": 1, "..": 1, "/etc/passwd": 1, "": 1}})
+    )
+    for place in (tmp_path, out):
+        with standing_in(place):
+            export(out, "new", overwrite=True)
+        assert (tmp_path / "precious").read_text() == "mine"
         assert THEIRS.items() <= contents(out).items()
-        assert {"archc.json", "model.onnx", "model.onnx.data"} < contents(out).keys()
-        seen.append(marks(out))
-        assert len(seen[-1]) == 1
-        export(out, "next")
-        assert marks(out) == {"next"}
-        assert os.listdir(tmp_path) == ["out"]
-    assert len(seen) > 20
-    assert seen[0] == {"old"}
-    assert seen[-1] == {"new"}
-
-
-@posix
-def test_a_kill_inside_a_folder_that_stays_is_undone_by_the_next_export_even_if_that_is_killed(tmp_path: Path) -> None:
-    names = {"archc.json", "model.onnx", "model.onnx.data"}
-    with standing_in(tmp_path):
-        steps, killed = 0, True
-        while killed:
-            for again in (6, 14):
-                export(tmp_path, "old", "genai_config.json", overwrite=True)
-                write_theirs(tmp_path)
-                killed = killed_at(steps, lambda: export(tmp_path, "new", "spec.yaml"))
-                whole = "archc.json" in os.listdir(tmp_path)
-                assert not whole or visible(tmp_path) in ({"old"}, {"new"})
-                killed_at(again, lambda: fail(tmp_path))
-                fail(tmp_path)
-                assert marks(tmp_path) == ({"old"} if killed and not whole else visible(tmp_path))
-                assert contents(tmp_path).keys() - {"genai_config.json", "spec.yaml"} == {*names, *THEIRS}
-            steps += 1
-        assert visible(tmp_path) == {"new"}
-    assert steps > 20
 
 
 @posix

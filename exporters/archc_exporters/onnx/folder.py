@@ -106,7 +106,10 @@ def _files_of_export(folder: Path) -> set[str] | None:
     """Names of the files that an earlier export wrote; None where there is none."""
     try:
         data: Any = json.loads((folder / CONTRACT).read_text("utf-8"))
-        return {CONTRACT, *map(str, data["files"])}
+        # A path that leads elsewhere is no file of an export, whoever wrote it there.
+        return {
+            name for name in (CONTRACT, *map(str, data["files"])) if name == os.path.basename(name) not in ("", "..")
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -146,8 +149,9 @@ def _put(stage: Path, place: Path, home: Path) -> None:
     if not place.exists():
         stage.rename(place)
         return
-    old, new = _files_of_export(place) or set[str](), _names(stage)
-    folders = [name for name in new if (place / name).is_dir() and not (place / name).is_symlink()]
+    old = {name for name in _files_of_export(place) or () if not _is_folder(place / name)}
+    new = _names(stage)
+    folders = [name for name in new if _is_folder(place / name)]
     if folders:
         raise ArchcError(
             f"{place} has a folder where a file is written: {', '.join(folders)}; nothing in it was changed"
@@ -158,16 +162,17 @@ def _put(stage: Path, place: Path, home: Path) -> None:
     for name in _names(place):
         if name not in old and name not in new:
             _keep(place / name, stage / name)
-    shutil.copystat(place, stage)
     with suppress(OSError):
         shutil.chown(stage, place.stat().st_uid, place.stat().st_gid)
+    shutil.copystat(place, stage)
+    os.utime(stage)
     if not exchange(stage, place):
         replace_whole(stage, place)
 
 
 def _keep(source: Path, target: Path) -> None:
     """A user's file or folder in the new folder too: the same files under a second name, so that nothing can be lost."""
-    if source.is_symlink() or not source.is_dir():
+    if not _is_folder(source):
         _link(source, target)
         return
     if os.path.ismount(source):
@@ -176,6 +181,10 @@ def _keep(source: Path, target: Path) -> None:
     for entry in source.iterdir():
         _keep(entry, target / entry.name)
     shutil.copystat(source, target)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _link(source: Path, target: Path) -> None:
@@ -196,15 +205,33 @@ def _clear(place: Path) -> None:
             if unfinished is not None:
                 move_out(place / name, place, unfinished)
             shutil.rmtree(place / name, ignore_errors=True)
-    for name in _listed(place.parent):
+    # Sorted, so that what was moved aside is back before the stage that was to replace it goes.
+    for name in sorted(_listed(place.parent)):
         leftover = place.parent / name
         if name.startswith(f".{place.name}{ASIDE}"):
-            if place.exists():
-                shutil.rmtree(leftover, ignore_errors=True)
-            else:
-                leftover.rename(place)
+            _put_back(leftover, place, _stage_of(leftover, place))
         elif name.startswith(f".{place.name}{_STAGE}") and is_abandoned(leftover):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _stage_of(aside: Path, place: Path) -> Path:
+    return place.with_name(f".{place.name}{_STAGE}{aside.name.rpartition('-')[2]}")
+
+
+def _put_back(aside: Path, place: Path, stage: Path) -> None:
+    """A folder that was moved aside: back to its place where its successor never arrived, else removed."""
+    if not stage.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        return
+    if not is_abandoned(stage):
+        return
+    if place.is_dir() and not os.listdir(place):
+        place.rmdir()
+    if place.exists():
+        raise ArchcError(
+            f"an interrupted export left what was in {place} in {aside}; keep what you need of it and remove it"
+        )
+    aside.rename(place)
 
 
 def _listed(folder: Path) -> list[str]:
