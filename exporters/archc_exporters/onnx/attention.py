@@ -11,7 +11,17 @@ import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops import attention as ops
-from archc_exporters.onnx.caches import append, from_heads, joined, replaced, ring_text, to_heads, turned, used_part
+from archc_exporters.onnx.caches import (
+    append,
+    from_heads,
+    joined,
+    mask_of_one,
+    replaced,
+    ring_text,
+    to_heads,
+    turned,
+    used_part,
+)
 from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.group_query import QKV, group_query
 from archc_exporters.onnx.limits import group_query_objection
@@ -73,26 +83,26 @@ def _over_capacity(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbe
 def _over_capacity_with_sinks(
     ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbers: dict[str, Any]
 ) -> ir.Value:
-    """One new token reads the whole cache in place, many a copy of the rows in use, because a mask a head would not fit."""
+    """Over a copy of the rows in use: a sink is one row more for many new tokens, one column of the scores for one."""
     q, keys, values = qkv
-    rows = capacity_rows(ctx, ctx.past(node, "key"))
+
+    def taken() -> QKV:
+        return q, used_part(ctx, keys), used_part(ctx, values)
 
     def many() -> tuple[ir.Value]:
-        taken = (q, used_part(ctx, keys), used_part(ctx, values))
         if op.soft_cap is None:
-            return (attend_by_channel(ctx, node, op, taken, mask=None, numbers=numbers),)
+            return (attend_by_channel(ctx, node, op, taken(), mask=None, numbers=numbers),)
         # Rows are cut from those of the capacity: Slice reads max_length on the host, a Range over it would copy it there.
-        mask = causal_mask(ctx, used_part(ctx, rows), positions(ctx))
-        return (attend_by_column(ctx, node, op, taken, mask=mask, numbers=numbers),)
+        rows = used_part(ctx, capacity_rows(ctx, ctx.past(node, "key")))
+        mask = causal_mask(ctx, rows, positions(ctx))
+        return (attend_by_column(ctx, node, op, taken(), mask=mask, numbers=numbers),)
 
     def one() -> tuple[ir.Value]:
-        # Of one token a row, whatever seq is: all layers share it, and many tokens pay nothing for it.
-        mask = ctx.shared("capacity mask", lambda: causal_mask(ctx, rows, past_column(ctx)))
-        return (attend_by_column(ctx, node, op, (q, keys, values), mask=mask, numbers=numbers, reserved=True),)
+        return (attend_one(ctx, node, op, taken(), mask_of_one(ctx, ctx.past(node, "key"))),)
 
     ctx.note(
-        f"TensorScatter and If(seq > 1): Attention over a copy of the rows in use, the sink a {_sink_form(op)}; "
-        "else over the cache in place, its reserved last row the sink, the logit in the mask"
+        f"TensorScatter and a copy of the rows in use; If(seq > 1): Attention, the sink a {_sink_form(op)}; else plain "
+        f"products, the sink a column of the scores; not GroupQueryAttention: {group_query_objection(op, ctx.target)}"
     )
     return ctx.choose(is_many(ctx), many, one, (ctx.dtype,))[0]
 

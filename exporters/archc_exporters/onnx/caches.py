@@ -10,7 +10,7 @@ import onnx_ir as ir
 from archc.ir.values import Node
 from archc.ops import attention as ops
 from archc_exporters.onnx.context import Lowering
-from archc_exporters.onnx.step import past_column, ring_source
+from archc_exporters.onnx.step import capacity_rows, causal_mask, past_column, ring_source
 
 Rows = ops.Attention | ops.LatentAttention
 
@@ -34,6 +34,15 @@ def append(ctx: Lowering, node: Node, role: str, rows: ir.Value) -> ir.Value:
 def used_part(ctx: Lowering, rows: ir.Value) -> ir.Value:
     """Those of the rows (…, …, capacity, …) that any sequence has in use."""
     return ctx.op("Slice", rows, ctx.ints(0), ctx.inputs["max_length"], ctx.ints(2))
+
+
+def mask_of_one(ctx: Lowering, cache: ir.Value) -> ir.Value:
+    """Which of the used rows of a full cache one new token a sequence sees, as a mask (batch, 1, 1, T)."""
+
+    def make() -> ir.Value:
+        return causal_mask(ctx, used_part(ctx, capacity_rows(ctx, cache)), past_column(ctx))
+
+    return ctx.shared("mask of one over the used rows", make)
 
 
 def joined(ctx: Lowering, node: Node, role: str, new: ir.Value) -> ir.Value:

@@ -9,10 +9,20 @@ import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops import attention as ops
-from archc_exporters.onnx.caches import append, from_heads, joined, replaced, ring_text, to_heads, turned, used_part
+from archc_exporters.onnx.caches import (
+    append,
+    from_heads,
+    joined,
+    mask_of_one,
+    replaced,
+    ring_text,
+    to_heads,
+    turned,
+    used_part,
+)
 from archc_exporters.onnx.context import MS, Lowering
 from archc_exporters.onnx.rotary import turned_part
-from archc_exporters.onnx.step import capacity_rows, causal_mask, is_many, past_column, ring_filled, ring_mask
+from archc_exporters.onnx.step import is_many, ring_filled, ring_mask
 from archc_exporters.onnx.transforms import Parts
 from archc_exporters.onnx.weights import Array
 
@@ -54,7 +64,7 @@ def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, s
         o = ctx.choose(
             is_many(ctx),
             lambda: (_expanded(ctx, node, op, query, used_part(ctx, cache)),),
-            lambda: (_absorbed(ctx, node, op, query, used_part(ctx, cache), _mask_of_one(ctx, cache)),),
+            lambda: (_absorbed(ctx, node, op, query, used_part(ctx, cache), mask_of_one(ctx, cache)),),
             (ctx.dtype,),
         )[0]
     else:
@@ -80,15 +90,6 @@ def _over_ring(ctx: Lowering, node: Node, op: ops.LatentAttention, query: _Query
     o, ring = ctx.choose(is_many(ctx), many, one, (ctx.dtype, ctx.dtype))
     ctx.present(node, "latent", ring)
     return o
-
-
-def _mask_of_one(ctx: Lowering, cache: ir.Value) -> ir.Value:
-    """Which of the used rows one new token a sequence sees, (batch, 1, 1, T)."""
-
-    def make() -> ir.Value:
-        return causal_mask(ctx, used_part(ctx, capacity_rows(ctx, cache, reserved=False)), past_column(ctx))
-
-    return ctx.shared("mask of one over the used rows", make)
 
 
 def _expanded(

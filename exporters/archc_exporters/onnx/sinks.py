@@ -64,16 +64,11 @@ def attend_by_column(
     *,
     mask: ir.Value,
     numbers: dict[str, Any],
-    reserved: bool = False,
 ) -> ir.Value:
-    """The same with the logit in a mask a head. ``reserved`` says that the last key is a row of zeros already.
-
-    The mask (batch, 1, seq, T) covers the keys without that row.
-    """
+    """The same with the logit in a mask a head; the mask (batch, 1, seq, T) covers the keys without the sink's."""
     q, keys, values = qkv
-    if not reserved:
-        keys = ctx.op("Concat", keys, _sink_rows(ctx, op, 1, op.key_dim, key=False), axis=2)
-        values = ctx.op("Concat", values, _sink_rows(ctx, op, 1, op.value_dim, key=False), axis=2)
+    keys = ctx.op("Concat", keys, _sink_rows(ctx, op, 1, op.key_dim, key=False), axis=2)
+    values = ctx.op("Concat", values, _sink_rows(ctx, op, 1, op.value_dim, key=False), axis=2)
     heads = op.num_heads
 
     def as_column(sinks: Array) -> Array:

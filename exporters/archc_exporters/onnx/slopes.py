@@ -15,6 +15,7 @@ import onnx_ir as ir
 from archc.ir.values import Node
 from archc.ops.attention import Attention
 from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.single import attend_one
 from archc_exporters.onnx.sinks import attend_by_column
 from archc_exporters.onnx.step import capacity_rows, is_many, lowest, past_column, positions, used_rows
 
@@ -22,10 +23,10 @@ QKV = tuple[ir.Value, ir.Value, ir.Value]
 
 
 def attend_sloping(ctx: Lowering, node: Node, op: Attention, qkv: QKV, numbers: dict[str, Any]) -> ir.Value:
-    """One new token reads the whole cache in place, many a copy of the rows in use, because a mask over all would not fit."""
+    """Over a copy of the rows in use: a mask over the capacity would not fit, and kernels read all that they are given."""
     q, keys, values = qkv
-    rows = capacity_rows(ctx, ctx.past(node, "key"), reserved=op.sinks)
-    # The row that a sink has in the cache is no key's: with it the rows in use are read to the row.
+    rows = capacity_rows(ctx, ctx.past(node, "key"))
+    # A sink is one row more, so that nothing is won by rounding.
     end = ctx.inputs["max_length"] if op.sinks else used_rows(ctx, rows)
 
     def used(cache: ir.Value) -> ir.Value:
@@ -36,12 +37,13 @@ def attend_sloping(ctx: Lowering, node: Node, op: Attention, qkv: QKV, numbers: 
         return (attend_by_mask(ctx, node, op, (q, used(keys), used(values)), mask, numbers),)
 
     def one() -> tuple[ir.Value]:
-        mask = ctx.shared(("slopes of one", op.slopes, op.sinks), lambda: sloping_mask(ctx, op, rows, past_column(ctx)))
-        return (attend_by_mask(ctx, node, op, (q, keys, values), mask, numbers, reserved=op.sinks),)
+        key = ("slopes of one", op.slopes, op.sinks)
+        mask = ctx.shared(key, lambda: sloping_mask(ctx, op, used(rows), past_column(ctx)))
+        return (attend_one(ctx, node, op, (q, used(keys), used(values)), mask),)
 
     ctx.note(
-        "TensorScatter and If(seq > 1): Attention over a copy of the rows in use, else over the cache in place; slopes and "
-        "causality in one float mask, rows a multiple of 8, because CUDA's memory-efficient kernel wants a multiple of 4"
+        "TensorScatter and a copy of the rows in use; If(seq > 1): Attention, else plain products; slopes and causality in "
+        "one float mask, rows a multiple of 8, because CUDA's memory-efficient kernel wants a multiple of 4"
     )
     return ctx.choose(is_many(ctx), many, one, (ctx.dtype,))[0]
 
@@ -53,12 +55,10 @@ def attend_by_mask(
     qkv: QKV,
     mask: ir.Value,
     numbers: dict[str, Any],
-    *,
-    reserved: bool = False,
 ) -> ir.Value:
     """Attention under a mask (batch, N, seq, T); a sink is one more column of it."""
     if op.sinks:
-        return attend_by_column(ctx, node, op, qkv, mask=mask, numbers=numbers, reserved=reserved)
+        return attend_by_column(ctx, node, op, qkv, mask=mask, numbers=numbers)
     return ctx.op("Attention", *qkv, mask, **numbers)
 
 

@@ -205,17 +205,15 @@ def ring_filled(ctx: Lowering, rows: int, chunk: int | None = None) -> ir.Value:
     return ctx.shared(("ring filled", rows, chunk), lambda: additive(ctx, ring_seen_by_one(ctx, rows, chunk)[0]))
 
 
-def capacity_rows(ctx: Lowering, cache: ir.Value, *, reserved: bool = True) -> ir.Value:
-    """0, 1, … of a full cache, int64 (1, 1, capacity), or (1, 1, capacity - 1) without its ``reserved`` last row."""
+def capacity_rows(ctx: Lowering, cache: ir.Value) -> ir.Value:
+    """0, 1, … of a full cache, int64 (1, 1, capacity)."""
 
     def make() -> ir.Value:
         zero, one = (ctx.scalar(number, ir.DataType.INT64) for number in (0, 1))
         rows = ctx.op("Squeeze", ctx.op("Shape", cache, dtype=ir.DataType.INT64, start=2, end=3), ctx.ints(0))
-        if reserved:
-            rows = ctx.op("Sub", rows, one)
         return ctx.op("Unsqueeze", ctx.op("Range", zero, rows, one), ctx.ints(0, 1))
 
-    return ctx.shared(("capacity rows", reserved), make)
+    return ctx.shared("capacity rows", make)
 
 
 def used_rows(ctx: Lowering, rows: ir.Value) -> ir.Value:
