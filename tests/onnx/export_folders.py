@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -74,9 +75,16 @@ def standing_in(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
+def forked() -> int:
+    """Like ``os.fork``, in a process that has threads too: the child does no more than handle files."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def killed_at(step: int, work: Callable[[], None]) -> bool:
     """Run the work in a process that is killed before its ``step``-th change to the file system; whether it was."""
-    child = os.fork()
+    child = forked()
     if child == 0:
         left = step
         changing = {"os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "os.utime", "open"}

@@ -20,6 +20,7 @@ from tests.onnx.export_folders import (
     contents,
     export,
     fail,
+    forked,
     marks,
     posix,
     standing_in,
@@ -176,7 +177,7 @@ def test_what_another_living_export_is_writing_is_left_alone(tmp_path: Path) -> 
 def as_nobody(target: Path) -> str:
     """What an export by a user without privileges to a folder says: nothing where it succeeds."""
     read, write = os.pipe()
-    child = os.fork()
+    child = forked()
     if child == 0:
         message = ""
         try:
