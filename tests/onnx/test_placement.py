@@ -297,6 +297,16 @@ def test_types_follow_the_graph_where_the_file_states_none() -> None:
     assert placement(made).counts() == {"cuda": 6}
 
 
+def test_functions_of_the_file_itself_are_looked_into(tmp_path: Path) -> None:
+    body = [node("Relu", "a", "b"), node("Hardmax", "b", "c")]
+    function = onnx.helper.make_function("mine", "Both", ["a"], ["c"], body, [onnx.helper.make_opsetid("", 24)])
+    made = model([node("Both", "x", "y", domain="mine")], [X], [Y])
+    made.opset_import.append(onnx.helper.make_opsetid("mine", 1))
+    made.functions.append(function)
+    onnx.save(made, tmp_path / "model.onnx")
+    assert check_provider(tmp_path / "model.onnx", "cuda").nodes == {"Hardmax": {"cpu": 1}, "Relu": {"cuda": 1}}
+
+
 def test_sequences_have_types_too() -> None:
     steps = [
         node("SequenceEmpty", "", "s", dtype=F16),

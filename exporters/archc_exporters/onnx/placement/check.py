@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
+from onnx.inliner import inline_local_functions
 
 from archc.errors import ArchcError, CheckFailedError
 from archc_exporters.onnx.placement.element_types import element_types, opsets
@@ -90,7 +91,8 @@ def read(path: Path) -> onnx.ModelProto:
         raise ArchcError(f"{path} is no ONNX model: {error}") from error
     if not model.graph.node:
         raise ArchcError(f"{path} is no ONNX model: it has no nodes")
-    return model
+    # As onnxruntime does before anything else; nodes of the functions' bodies get names of their own.
+    return inline_local_functions(model) if model.functions else model
 
 
 def _of_file(model: onnx.ModelProto) -> list[Limit]:

@@ -59,16 +59,23 @@ def ask_session(path: Path, predicted: Placement) -> Placement:
     """The placement of a session on this machine, with the limits of ``predicted``; ``predicted`` itself if none can be made."""
     with tempfile.TemporaryDirectory(prefix="archc-placement-") as folder:
         answer, log = Path(folder) / "answer.json", Path(folder) / "log"
-        with log.open("wb") as stream:
-            command = [sys.executable, "-m", "archc_exporters.onnx.placement.live", str(path), str(answer)]
-            done = subprocess.run(command, stdout=stream, stderr=stream, timeout=_TIMEOUT_S, check=False)
+        command = [sys.executable, "-m", "archc_exporters.onnx.placement.live", str(path), str(answer)]
+        ending = _run(command, log)
         text = _ANSI.sub("", log.read_text("utf-8", errors="replace"))
-        found = (
-            json.loads(answer.read_text("utf-8")) if answer.exists() else {"error": f"it ended with {done.returncode}"}
-        )
+        found = json.loads(answer.read_text("utf-8")) if answer.exists() else {"error": ending}
     if "error" in found:
         return replace(predicted, source=f"{predicted.source}; a session on this machine failed: {found['error']}")
     return _placement(found, text, predicted)
+
+
+def _run(command: list[str], log: Path) -> str:
+    """Run the process with its output in ``log``; how it ended, in words."""
+    with log.open("wb") as stream:
+        try:
+            done = subprocess.run(command, stdout=stream, stderr=stream, timeout=_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return f"it took more than {_TIMEOUT_S} s"
+    return f"its process ended with {done.returncode}"
 
 
 def main(model: str, answer: str) -> None:

@@ -90,11 +90,6 @@ class Placement:
         """Nodes that leave the provider, or that nothing runs; shape arithmetic does not count."""
         return tuple(node for node in self.off if not node.harmless)
 
-    @property
-    def failures(self) -> tuple[Limit, ...]:
-        """Limits that make a session or a run fail."""
-        return tuple(limit for limit in self.limits if limit.severity == "fails")
-
     def counts(self) -> dict[str, int]:
         """Provider -> nodes."""
         total: Counter[str] = Counter()
