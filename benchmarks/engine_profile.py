@@ -21,25 +21,33 @@ from engines import OnnxEngine
 Times = dict[str, dict[str, list[float]]]
 
 
-def profile(folder: Path, *, tokens: int, threads: int, repeat: int) -> tuple[Times, dict[str, str]]:
-    """phase -> node -> microseconds of each run, and node -> op type."""
-    width = onnx.load(folder / "model.onnx", load_external_data=False).graph.output[0].type.tensor_type.shape.dim[-1]
+def profile(folders: list[Path], *, tokens: int, threads: int, repeat: int) -> dict[str, tuple[Times, dict[str, str]]]:
+    """Folder -> (phase -> node -> microseconds of each run, node -> op type); the folders take turns."""
     with tempfile.TemporaryDirectory() as place:
-        engine = OnnxEngine(
-            folder / "model.onnx",
-            threads=threads,
-            capacity=tokens + 64,
-            vocab=width.dim_value,
-            profile=str(Path(place) / "trace"),
-        )
-        ids = np.random.default_rng(0).integers(3, width.dim_value, (1, tokens))
-        engine.prefill(ids)
-        for _ in range(repeat):
+        engines = {str(folder): _engine(folder, Path(place), tokens, threads) for folder in folders}
+        ids = np.random.default_rng(0).integers(3, 250, (1, tokens))
+        for engine in engines.values():
             engine.prefill(ids)
-            engine.resume()
-            engine.decode(ids[0, :4])
-        events = json.loads(Path(engine.session.end_profiling()).read_text())
-    return _split(events)
+        for _ in range(repeat):
+            for engine in engines.values():
+                engine.prefill(ids)
+                engine.resume()
+                engine.decode(ids[0, :4])
+        traces = {
+            name: json.loads(Path(engine.session.end_profiling()).read_text()) for name, engine in engines.items()
+        }
+    return {name: _split(events) for name, events in traces.items()}
+
+
+def _engine(folder: Path, place: Path, tokens: int, threads: int) -> OnnxEngine:
+    width = onnx.load(folder / "model.onnx", load_external_data=False).graph.output[0].type.tensor_type.shape.dim[-1]
+    return OnnxEngine(
+        folder / "model.onnx",
+        threads=threads,
+        capacity=tokens + 64,
+        vocab=width.dim_value,
+        profile=str(place / f"{folder.parent.name}-{folder.name}"),
+    )
 
 
 def _split(events: list[dict]) -> tuple[Times, dict[str, str]]:
@@ -86,14 +94,14 @@ def main() -> None:
     parser.add_argument("--nodes", action="store_true")
     options = parser.parse_args()
     shape = {"tokens": options.tokens, "threads": options.threads, "repeat": options.repeat}
-    found = {folder.name: profile(folder, **shape) for folder in options.folders}
+    found = profile(options.folders, **shape)
     for phase in ("prefill", "decode"):
         tables = {name: by_op(times[phase], ops) for name, (times, ops) in found.items()}
         rows = sorted(
             {op for table in tables.values() for op in table},
             key=lambda op: -max(t.get(op, 0.0) for t in tables.values()),
         )
-        print(f"\n{phase}, ms" + "".join(f"{name:>24}" for name in tables))
+        print(f"\n{phase}, ms" + "".join(f"{name[-22:]:>24}" for name in tables))
         for op in rows:
             print(f"  {op:36}" + "".join(f"{table.get(op, 0.0):24.3f}" for table in tables.values()))
         if options.nodes:
