@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from archc.errors import ArchcError
 from archc.expansion import expand
 from archc.ir.values import Param
-from archc.spec.load import loads_spec
+from archc.spec.load import load_spec, loads_spec
 from archc_exporters.onnx import transforms
 from archc_exporters.onnx import weights as streaming
 from archc_exporters.onnx.arrays import DTYPES, Array
@@ -229,7 +229,7 @@ MEASURED = f"""
 import sys
 from pathlib import Path
 from archc.expansion import expand
-from archc.spec.load import loads_spec
+from archc.spec.load import load_spec, loads_spec
 from archc_exporters.onnx.export import export
 {PEAK}
 graph = expand(loads_spec(sys.argv[1]))
@@ -273,6 +273,18 @@ def test_without_weights_the_graph_and_every_offset_are_the_same(tmp_path: Path)
     assert any(f"model.onnx.data is not written: {size:,} bytes" in note for note in bare.notes)
     assert not any("not written" in note for note in full.notes)
     assert any(line.startswith("not run: the weights are not in the file") or "twin" in line for line in bare.checks)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "deepseek-v3", "kimi-linear", "qwen3-next", "phi-3-longrope"])
+def test_a_file_is_the_same_in_small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    graph = expand(load_spec(f"tiny-{name}", ()))
+    export(graph, tmp_path / "large", check=False)
+    monkeypatch.setattr(streaming, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(streaming, "_MOST_PASSES", 1000)
+    monkeypatch.setattr(transforms, "_CHUNK_BYTES", 3000)
+    export(graph, tmp_path / "small", check=False)
+    data = [(tmp_path / size / "model.onnx.data").read_bytes() for size in ("large", "small")]
+    assert data[0] == data[1]
 
 
 def test_weights_and_no_weights_exclude_each_other(tmp_path: Path) -> None:
