@@ -255,6 +255,14 @@ def test_a_folder_of_somebody_else_and_a_file_are_left_alone(place: Path, origin
     assert (place / "w" / "model.safetensors").read_bytes() == (original / "model.safetensors").read_bytes()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a place where nobody can write")
+def test_a_place_where_nobody_can_write_is_named(original: Path) -> None:
+    result = run(original / "small.yaml", "-o", "/proc/archc/out", "--no-check")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("archc: /proc/archc/out can't be written: /proc/archc: ")
+    assert result.stderr.endswith("; nothing in it was changed\n")
+
+
 def test_weights_may_lie_in_the_folder_that_is_written(place: Path, original: Path) -> None:
     folder = place / "w"
     for _ in range(2):
