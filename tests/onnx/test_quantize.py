@@ -156,6 +156,20 @@ def test_pieces_give_what_the_whole_gives(symmetric: bool, turned: bool) -> None
     assert symmetric or (parts.zero_points == whole.zero_points).all()  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_weight_that_is_not_finite_is_an_error(symmetric: bool, dtype: Any, number: float) -> None:
+    matrix = matrix_of(16, 64, dtype)
+    matrix[7, 9] = number
+    quant = Quantization(bits=4, symmetric=symmetric)
+    source = BlockSource(
+        ir.tensor(matrix, name="the.weight"), quant, Matrix(rows=16, columns=64, turned=False, block_size=32)
+    )
+    with pytest.raises(ArchcError, match=r"the\.weight has values that are not finite"):
+        source.scales()
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_streamed_weight_is_read_in_pieces_and_its_scales_once(symmetric: bool, turned: bool) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
+from archc.errors import ArchcError
 from archc_exporters.onnx.blocks import Blocks, quantize, unpack
 from archc_exporters.onnx.target import Quantization
 from archc_exporters.onnx.weights import NUMPY_DTYPES, Array, Reader, StreamedTensor
@@ -59,7 +60,11 @@ class Stored:
 
 
 class BlockSource:
-    """A float weight, quantised when its bytes are asked for. What is small is kept until it is asked for in turn."""
+    """A float weight, quantised when its bytes are asked for. What is small is kept until it is asked for in turn.
+
+    Raises (when read):
+        ArchcError: a weight is infinite or not a number.
+    """
 
     def __init__(self, tensor: ir.TensorProtocol, quant: Quantization, matrix: Matrix) -> None:
         self._tensor, self._quant, self.matrix = tensor, quant, matrix
@@ -121,16 +126,20 @@ class BlockSource:
         return self._quantized((piece.reshape(-1, width) for piece in pieces), matrix.rows)
 
     def _quantized(self, pieces: Iterable[Array], rows: int) -> Blocks:
-        return quantize(
-            pieces,
-            rows,
-            self.matrix.columns,
-            bits=self._quant.bits,
-            block_size=self.matrix.block_size,
-            symmetric=self._quant.symmetric,
-            scale_dtype=NUMPY_DTYPES[self._tensor.dtype],
-            turned=self.matrix.turned,
-        )
+        with np.errstate(invalid="ignore", over="ignore"):
+            blocks = quantize(
+                pieces,
+                rows,
+                self.matrix.columns,
+                bits=self._quant.bits,
+                block_size=self.matrix.block_size,
+                symmetric=self._quant.symmetric,
+                scale_dtype=NUMPY_DTYPES[self._tensor.dtype],
+                turned=self.matrix.turned,
+            )
+        if not np.isfinite(blocks.scales.astype(np.float32)).all():
+            raise ArchcError(f"{self._tensor.name} has values that are not finite, which no block of integers holds")
+        return blocks
 
 
 def store(
