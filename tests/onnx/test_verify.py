@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from archc.errors import CheckFailedError  # noqa: E402
 from archc.testing import torch_judge  # noqa: E402
 from archc.testing.parity import conversations, difference  # noqa: E402
-from archc.testing.torch_judge import Comparison, judge, plan, rounded  # noqa: E402
+from archc.testing.torch_judge import Comparison, disturbed, judge, plan  # noqa: E402
 from archc.torch_backend.build import build  # noqa: E402
 from archc.torch_backend.weights import save_weights  # noqa: E402
 from archc_exporters.onnx import lower  # noqa: E402
@@ -213,17 +213,23 @@ def test_padding_repeats_a_token_and_is_not_compared() -> None:
     assert found.mean_abs == pytest.approx(0.5 * 4 / 14)
 
 
-def test_rounding_is_of_module_outputs_only_and_ends_with_the_block() -> None:
+def test_module_outputs_are_disturbed_by_seed_and_only_inside_the_block() -> None:
     graph = graph_of("llama")
     model = build(graph, device="cpu", seed=0)
     ids = torch.arange(6).view(1, 6)
+
+    def off(share: float, seed: int) -> Any:
+        with disturbed(model, share, seed):
+            return model(ids) - exact
+
     with torch.no_grad():
         exact = model(ids)
-        with rounded(model, torch.bfloat16):
-            coarse = model(ids)
+        size = float(exact.abs().max())
+        assert torch.equal(off(2**-8, 0), off(2**-8, 0))
+        assert not torch.equal(off(2**-8, 0), off(2**-8, 1))
+        assert float(off(0.0, 0).abs().max()) == 0
+        assert 2**-12 * size < float(off(2**-8, 0).abs().max()) < 2**-4 * size
         assert torch.equal(model(ids), exact)
-    assert torch.equal(coarse, coarse.to(torch.bfloat16).float())
-    assert 0 < float((coarse - exact).abs().max()) < 0.05 * float(exact.abs().max())
 
 
 @pytest.mark.parametrize(
