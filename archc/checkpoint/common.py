@@ -1,0 +1,182 @@
+"""What many families read alike: rope in its old and new spellings, tokenizer ids, schedules, dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from archc.checkpoint.config import Config
+from archc.checkpoint.schedule import shortest_pattern
+
+DEFAULT_THETA = 10000.0
+_ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+
+
+def tokenizer(config: Config) -> dict[str, Any]:
+    """The external tokenizer of a configuration: its size, and special ids where they are stated."""
+    found: dict[str, Any] = {"kind": "external", "vocab_size": config.take("vocab_size")}
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if name in config.data or name in config.defaults:
+            value = config.take(name)
+            # -1 is how some files say that there is none.
+            if value is not None and value != -1 and value != []:
+                found[name] = value
+    return found
+
+
+def rope(config: Config, *, head_dim: int, length: int | None, of: str | None = None, **more: Any) -> dict[str, Any]:
+    """A rope position from ``rope_parameters`` or the older ``rope_theta`` and ``rope_scaling``.
+
+    ``of`` names the layer type whose parameters are wanted where the file has a mapping a type. ``more`` are further keys
+    of the position. Keys of a scaling that is not known are refused by name.
+    """
+    stated = config.data.get("rope_parameters")
+    if isinstance(stated, Mapping) and of is not None and isinstance(stated.get(of), Mapping):
+        whole = config.section("rope_parameters")
+        assert whole is not None
+        parameters = whole.section(of)
+    elif isinstance(stated, Mapping):
+        parameters = config.section("rope_parameters")
+    else:
+        parameters = config.section("rope_scaling")
+        if "rope_parameters" in config.data:
+            config.ignore("rope_parameters", why="empty")
+    theta = None
+    if parameters is not None and "rope_theta" in parameters.data:
+        theta = parameters.take("rope_theta")
+        config.ignore("rope_theta", why="rope_parameters says it")
+    if theta is None:
+        theta = config.take("rope_theta", default=config.defaults.get("rope_theta", DEFAULT_THETA))
+    found: dict[str, Any] = {"kind": "rope", "theta": float(theta)}
+    share = 1.0
+    if parameters is not None and "partial_rotary_factor" in parameters.data:
+        share = parameters.take("partial_rotary_factor")
+        config.ignore("partial_rotary_factor", why="rope_parameters says it")
+    elif "partial_rotary_factor" in config.data or "partial_rotary_factor" in config.defaults:
+        share = config.take("partial_rotary_factor")
+    if share != 1.0:
+        found["partial_rotary_factor"] = share
+    found |= more
+    if parameters is not None:
+        scaling = _scaling(config, parameters, length)
+        if scaling is not None:
+            found["scaling"] = scaling
+        parameters.finish()
+    return found
+
+
+def _scaling(config: Config, parameters: Config, length: int | None) -> dict[str, Any] | None:
+    kind = parameters.take("rope_type", "type", default="default")
+    match kind:
+        case "default":
+            # Left over from a class that once had a scaling, or written by one that has none.
+            parameters.ignore("factor", "original_max_position_embeddings", why="rope_type default has no scaling")
+            return None
+        case "linear":
+            return {"kind": "linear", "factor": float(parameters.take("factor"))}
+        case "llama3":
+            return {
+                "kind": "llama3",
+                "factor": float(parameters.take("factor")),
+                "low_freq_factor": float(parameters.take("low_freq_factor")),
+                "high_freq_factor": float(parameters.take("high_freq_factor")),
+                "original_max_position_embeddings": parameters.take("original_max_position_embeddings"),
+            }
+        case "dynamic":
+            return {
+                "kind": "dynamic",
+                "factor": float(parameters.take("factor")),
+                "original_max_position_embeddings": parameters.take("original_max_position_embeddings", default=length),
+            }
+        case "yarn":
+            return _yarn(parameters, length)
+        case "longrope" | "su":
+            return _longrope(config, parameters, length)
+        case _:
+            parameters.refuse(
+                "rope_type" if "rope_type" in parameters.data else "type", "is a rope type that is not known"
+            )
+            return None
+
+
+def _yarn(parameters: Config, length: int | None) -> dict[str, Any]:
+    trained = parameters.take("original_max_position_embeddings", default=length)
+    found: dict[str, Any] = {
+        "kind": "yarn",
+        "factor": float(parameters.take("factor")),
+        "original_max_position_embeddings": trained,
+    }
+    for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+        value = float(parameters.take(name, default=default) or default)
+        if value != default:
+            found[name] = value
+    for name in ("mscale", "mscale_all_dim", "attention_factor"):
+        if parameters.has(name):
+            found[name] = float(parameters.take(name))
+        else:
+            parameters.ignore(name, why="null")
+    if "truncate" in parameters.data and not parameters.take("truncate"):
+        found["truncate"] = False
+    return found
+
+
+def _longrope(config: Config, parameters: Config, length: int | None) -> dict[str, Any]:
+    trained = (
+        parameters.take("original_max_position_embeddings")
+        if "original_max_position_embeddings" in parameters.data
+        else config.take("original_max_position_embeddings")
+    )
+    if "original_max_position_embeddings" in config.data:
+        config.ignore("original_max_position_embeddings", why="of the rope scaling")
+    factor = parameters.take("factor") if parameters.has("factor") else (length or trained) / trained
+    parameters.ignore("factor", why="null")
+    parameters.ignore("attention_factor", why="null") if not parameters.has("attention_factor") else None
+    return {
+        "kind": "longrope",
+        "factor": float(factor),
+        "original_max_position_embeddings": trained,
+        "short_factor": [float(value) for value in parameters.take("short_factor")],
+        "long_factor": [float(value) for value in parameters.take("long_factor")],
+    }
+
+
+def stack(names: Sequence[str], ffns: Sequence[str] | str, *, block: Any = "pre_norm") -> dict[str, Any]:
+    """A stack whose schedules are as short as they can be."""
+    return {
+        "num_layers": len(names),
+        "block": block,
+        "mixer": shortest_pattern(names),
+        "ffn": ffns if isinstance(ffns, str) else shortest_pattern(ffns),
+    }
+
+
+def activation(config: Config, *names: str) -> str:
+    """The graph's name of an activation.
+
+    An unknown one is a problem.
+    """
+    value = config.take(*names)
+    known = {
+        "silu": "silu",
+        "swish": "silu",
+        "gelu": "gelu",
+        "gelu_new": "gelu_tanh",
+        "gelu_fast": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "relu": "relu",
+        "relu2": "relu2",
+    }
+    if value not in known:
+        config.refuse(next((name for name in names if name in config.data), names[0]), "is no activation that is known")
+        return "silu"
+    return known[value]
+
+
+def without_defaults(mapping: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """The mapping without the entries that say what is so anyway."""
+    return {key: value for key, value in mapping.items() if key not in defaults or defaults[key] != value}
+
+
+def by_layer(count: int, name: Callable[[int], str]) -> list[str]:
+    """A name for every layer, counted from 0."""
+    return [name(layer) for layer in range(count)]

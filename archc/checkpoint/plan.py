@@ -1,0 +1,117 @@
+"""Which tensors there fill which weights here: rules by template, matched against a graph. Nothing missing, nothing twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from archc.checkpoint.layouts import shape_there
+from archc.checkpoint.rules import Dropped, Layout, Rule
+
+Shape = tuple[int, ...]
+_LAYER, _EXPERT = "{i}", "{e}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor there and the weights here that it holds; ``expert`` is which slice of their first dimension, or None."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    layout: Layout
+    shapes: tuple[Shape, ...]
+    """Of the weights, without the dimension of experts where ``expert`` is set."""
+    expert: int | None = None
+
+    @property
+    def shape_there(self) -> Shape:
+        """Shape of the tensor there."""
+        return shape_there(self.layout, self.shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All parts, in the order of the rules, and what is wrong with them."""
+
+    parts: tuple[Part, ...]
+    problems: tuple[str, ...]
+
+
+def plan(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> Plan:
+    """Parts that fill every weight of a graph once; rules for weights that it has not are left out."""
+    parts: list[Part] = []
+    problems: list[str] = []
+    filled: dict[str, str] = {}
+    for rule in rules:
+        for layer in _layers(rule, shapes):
+            ours = tuple(name.replace(_LAYER, layer) for name in rule.ours)
+            missing = [name for name in ours if name not in shapes]
+            if len(missing) == len(ours):
+                continue
+            if missing:
+                problems.append(f"{rule.theirs}: the model has {ours[0]}, and not {', '.join(missing)}")
+                continue
+            again = [name for name in ours if name in filled]
+            problems += [f"{name} is filled by {filled[name]} and by {rule.theirs}" for name in again]
+            filled |= dict.fromkeys(ours, rule.theirs)
+            try:
+                found = list(_parts(rule, layer, ours, [tuple(shapes[name]) for name in ours]))
+                for part in found:
+                    _ = part.shape_there
+            except ValueError as error:
+                problems.append(f"{rule.theirs}: {error}")
+                continue
+            parts += found
+    problems += [f"{name} {list(shape)} is filled by nothing" for name, shape in shapes.items() if name not in filled]
+    return Plan(tuple(parts), tuple(problems))
+
+
+def _layers(rule: Rule, shapes: Mapping[str, Shape]) -> list[str]:
+    """Layers that have the first weight of a rule, as texts; one empty text for a rule without layers."""
+    if _LAYER not in rule.ours[0]:
+        return [""]
+    pattern = re.compile(re.escape(rule.ours[0]).replace(re.escape(_LAYER), r"(\d+)"))
+    return [match[1] for match in map(pattern.fullmatch, shapes) if match]
+
+
+def _parts(rule: Rule, layer: str, ours: tuple[str, ...], shapes: Sequence[Shape]) -> Iterator[Part]:
+    theirs = rule.theirs.replace(_LAYER, layer)
+    if _EXPERT not in theirs:
+        yield Part(theirs, ours, rule.layout, tuple(shapes))
+        return
+    inner = tuple(shape[1:] for shape in shapes)
+    for expert in range(shapes[0][0]):
+        yield Part(theirs.replace(_EXPERT, str(expert)), ours, rule.layout, inner, expert)
+
+
+def match(
+    found: Plan,
+    stored: Mapping[str, Shape],
+    *,
+    dropped: Sequence[Dropped],
+    prefix: str,
+    allow_unused: Sequence[str] = (),
+) -> tuple[dict[str, str], list[str]]:
+    """(name there as the plan has it -> name in the file, problems). ``prefix`` is a beginning that the file may lack.
+
+    Every tensor of the file is needed, dropped with a reason, or allowed to be left over.
+    """
+    names = {part.theirs: part.theirs for part in found.parts}
+    if prefix and not any(name in stored for name in names if name.startswith(prefix)):
+        names = {name: name.removeprefix(prefix) for name in names}
+    problems = list(found.problems)
+    for part in found.parts:
+        name = names[part.theirs]
+        if name not in stored:
+            problems.append(f"{name} {list(part.shape_there)} is missing")
+        elif tuple(stored[name]) != part.shape_there:
+            problems.append(f"{name} is {list(stored[name])}, not {list(part.shape_there)}")
+    used = set(names.values())
+    patterns = [re.compile(entry.pattern) for entry in dropped] + [re.compile(pattern) for pattern in allow_unused]
+    problems += [
+        f"{name} {list(shape)} belongs to no weight of the model"
+        for name, shape in stored.items()
+        if name not in used and not any(pattern.fullmatch(name) for pattern in patterns)
+    ]
+    return names, problems

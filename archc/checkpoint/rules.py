@@ -1,0 +1,65 @@
+"""Which tensors of a checkpoint are which weights of archc, in both directions, said in data.
+
+A name is a template: ``{i}`` is a layer, counted from 0, ``{e}`` an expert. A rule with ``{e}`` in ``theirs`` stacks: one
+tensor an expert there, one with a leading dimension of experts here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALTERNATE = 0
+"""``groups`` of as many groups as a part has rows: the parts' rows take turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a tensor there holds one weight here, or several as parts.
+
+    Attributes:
+        groups: None for parts one behind the other along their rows; n for n groups of rows, in each a share of every part.
+        axis: which dimension of a weight here is its rows; 1 for stacks of experts.
+        transposed: the tensor there is stored inputs x outputs.
+        view: shape there, for the same numbers in the same order; -1 for the rest.
+    """
+
+    groups: int | None = None
+    axis: int = 0
+    transposed: bool = False
+    view: tuple[int, ...] | None = None
+
+
+SAME = Layout()
+TRANSPOSED = Layout(transposed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One tensor there (or one an expert) and the weights here that it holds."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    layout: Layout = SAME
+    """How the tensor holds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Tensors of a checkpoint that hold no weight: a regular expression for whole names, and why."""
+
+    pattern: str
+    why: str
+
+
+def rule(theirs: str, *ours: str, **layout: object) -> Rule:
+    """A rule by its names and the fields of its layout."""
+    return Rule(theirs, ours, Layout(**layout) if layout else SAME)  # pyright: ignore[reportArgumentType]
+
+
+def both(theirs: str, *ours: str, **layout: object) -> tuple[Rule, Rule]:
+    """Rules for a weight and its bias; a bias has no inputs to be transposed with."""
+    flat = {key: value for key, value in layout.items() if key != "transposed"}
+    return (
+        rule(f"{theirs}.weight", *(f"{name}.weight" for name in ours), **layout),
+        rule(f"{theirs}.bias", *(f"{name}.bias" for name in ours), **flat),
+    )

@@ -1,0 +1,1 @@
+"""Families of published checkpoints: their configurations and the names of their tensors."""
