@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -67,3 +68,24 @@ def test_verify_and_no_check_contradict_each_other(invoke: Callable[..., Result]
     assert result.exit_code == 2
     assert "--verify runs the written file, --no-check forbids it" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_verify_says_what_to_install_before_it_writes(
+    invoke: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else real(name))
+    result = invoke("export", "tiny-llama", "-o", tmp_path / "out", "--verify")
+    assert result.exit_code == 2
+    assert "archc export --verify needs the extra 'torch'" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_graph_without_weights_is_compared_by_its_twin(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    arguments = ("--no-weights", "--dtype", "bf16", "--verify", "--json")
+    result = invoke("export", "tiny-kimi-linear", "-o", tmp_path / "out", *arguments)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["checks"][1] == "not run: the weights are not in the file"
+    assert report["checks"][2].startswith("float32 twin, ")
+    assert all(each["relative"] < 2e-5 for each in report["comparisons"])
