@@ -24,9 +24,8 @@ FAMILIES = (
     "router",
     "scaling",
     "score",
-    "checkpoint",
 )
-"""Families whose members a spec names; ``torch``, ``onnx``, ``exporter`` and ``runtime`` are reached by code."""
+"""Families whose members a spec names; ``torch``, ``onnx``, ``exporter``, ``runtime`` and ``checkpoint`` are reached by code."""
 
 _extra: dict[tuple[str, str], Any] = {}
 _loaded: dict[tuple[str, str], Any] = {}

@@ -30,6 +30,7 @@ GROUPS = {
     "archc.exporter",
     "archc.runtime",
     "archc.inspector",
+    "archc.checkpoint",
 }
 """A promise to authors of plugins: a group may be added here, never renamed or removed."""
 
