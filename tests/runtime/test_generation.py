@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import archc
+from archc.generation.result import Token
 from archc_exporters.onnx.export import export
-from archc_exporters.runtime.model import Token, load
+from archc_exporters.runtime.model import load
 from tests.runtime.conftest import FAMILIES, NEW_TOKENS
 
 pytestmark = [pytest.mark.onnx, pytest.mark.torch]

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from archc.errors import ArchcError
-from archc_exporters.runtime.text import Text, read_tokenizer
+from archc.generation.text import Text, read_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 
-pytestmark = pytest.mark.onnx
 
 TEXT = "Zwölf Boxkämpfer — 漢字 und 🙂👩‍🚀, naïve\n\tfin"
 

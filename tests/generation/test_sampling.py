@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from archc.errors import ArchcError
-from archc_exporters.runtime.sampling import Sampling, choose, draw, kept
-
-pytestmark = pytest.mark.onnx
+from archc.generation.sampling import Sampling, choose, draw, kept
 
 WAYS = [
     Sampling(temperature=1.0),
