@@ -74,6 +74,7 @@ class Llama(Checkpoint):
             **self.attention(config),
         }
         names, mixers = self.schedule(config, layers, mixer)
+        ffn_names, ffns = self.feed_forwards(config, layers)
         return {
             "tokenizer": tokenizer(config),
             "embedding": {"hidden_size": hidden, "tie_word_embeddings": tied, **self.embedding(config)},
@@ -81,8 +82,8 @@ class Llama(Checkpoint):
             "norm": {"kind": "rms_norm", "eps": config.take("rms_norm_eps")},
             "max_position_embeddings": length,
             "mixers": mixers,
-            "ffns": {"mlp": self.mlp(config)},
-            "stack": stack(names, "mlp", block=self.block(config)),
+            "ffns": ffns,
+            "stack": stack(names, ffn_names, block=self.block(config)),
             **self.head(config),
         }
 
@@ -94,8 +95,12 @@ class Llama(Checkpoint):
         """(a mixer a layer, the mixers by name)."""
         return ["attn"] * layers, {"attn": mixer}
 
+    def feed_forwards(self, config: Config, layers: int) -> tuple[list[str], dict[str, Any]]:
+        """(a feed-forward a layer, the feed-forwards by name)."""
+        return ["mlp"] * layers, {"mlp": self.mlp(config)}
+
     def mlp(self, config: Config) -> dict[str, Any]:
-        """The feed-forward."""
+        """The dense feed-forward."""
         found: dict[str, Any] = {"kind": "swiglu", "intermediate_size": config.take("intermediate_size")}
         function = activation(config, "hidden_act")
         if function != "silu":
