@@ -1,6 +1,8 @@
 """All figures that need time or quiet, as ratios against peers in one run each: `make bench`.
 
 python benchmarks/run.py [--quick]
+
+The last two scripts make the peers' own environment first, .bench-venv, 2 GB; models and exports in it take 5 GB more.
 """
 
 from __future__ import annotations
