@@ -24,11 +24,21 @@ def tokenizer(config: Config) -> dict[str, Any]:
     return found
 
 
-def rope(config: Config, *, head_dim: int, length: int | None, of: str | None = None, **more: Any) -> dict[str, Any]:
+def rope(
+    config: Config,
+    *,
+    head_dim: int,
+    length: int | None,
+    of: str | None = None,
+    theta_names: Sequence[str] = ("rope_theta",),
+    share_names: Sequence[str] = ("partial_rotary_factor",),
+    **more: Any,
+) -> dict[str, Any]:
     """A rope position from ``rope_parameters`` or the older ``rope_theta`` and ``rope_scaling``.
 
-    ``of`` names the layer type whose parameters are wanted where the file has a mapping a type. ``more`` are further keys
-    of the position. Keys of a scaling that is not known are refused by name.
+    ``of`` names the layer type whose parameters are wanted where the file has a mapping a type. ``theta_names`` and
+    ``share_names`` are what the older spelling calls the base and the share of channels that turn, class defaults
+    included. ``more`` are further keys of the position. Keys of a scaling that is not known are refused by name.
     """
     stated = config.data.get("rope_parameters")
     if isinstance(stated, Mapping) and of is not None and isinstance(stated.get(of), Mapping):
@@ -44,16 +54,16 @@ def rope(config: Config, *, head_dim: int, length: int | None, of: str | None = 
     theta = None
     if parameters is not None and "rope_theta" in parameters.data:
         theta = parameters.take("rope_theta")
-        config.ignore("rope_theta", why="rope_parameters says it")
+        config.ignore(*theta_names, why="rope_parameters says it")
     if theta is None:
-        theta = config.take("rope_theta", default=config.defaults.get("rope_theta", DEFAULT_THETA))
+        theta = config.take(*theta_names, default=DEFAULT_THETA)
     found: dict[str, Any] = {"kind": "rope", "theta": float(theta)}
     share = 1.0
     if parameters is not None and "partial_rotary_factor" in parameters.data:
         share = parameters.take("partial_rotary_factor")
-        config.ignore("partial_rotary_factor", why="rope_parameters says it")
-    elif "partial_rotary_factor" in config.data or "partial_rotary_factor" in config.defaults:
-        share = config.take("partial_rotary_factor")
+        config.ignore(*share_names, why="rope_parameters says it")
+    elif any(name in config.data or name in config.defaults for name in share_names):
+        share = config.take(*share_names)
     if share != 1.0:
         found["partial_rotary_factor"] = share
     found |= more
@@ -121,13 +131,13 @@ def _yarn(parameters: Config, length: int | None) -> dict[str, Any]:
 
 
 def _longrope(config: Config, parameters: Config, length: int | None) -> dict[str, Any]:
-    trained = (
-        parameters.take("original_max_position_embeddings")
-        if "original_max_position_embeddings" in parameters.data
-        else config.take("original_max_position_embeddings")
-    )
-    if "original_max_position_embeddings" in config.data:
-        config.ignore("original_max_position_embeddings", why="of the rope scaling")
+    name = "original_max_position_embeddings"
+    if name in config.data or name in config.defaults:
+        # A class that has the key of its own believes it, whatever the scaling says.
+        trained = config.take(name)
+        parameters.ignore(name, why="the configuration's own counts")
+    else:
+        trained = parameters.take(name, default=length)
     factor = parameters.take("factor") if parameters.has("factor") else (length or trained) / trained
     parameters.ignore("factor", why="null")
     parameters.ignore("attention_factor", why="null") if not parameters.has("attention_factor") else None
