@@ -75,6 +75,8 @@ class _Surroundings:
 
 def _layers(g: Builder, spec: Spec, around: _Surroundings, plans: Iterable[LayerPlan], x: Value) -> Value:
     mixers = {name: around.fill(mixer) for name, mixer in spec.mixers.items()}
+    plans = tuple(plans)
+    g.num_layers = len(plans)
     for index, plan in enumerate(plans):
         mixer = mixers[plan.mixer] if plan.mixer is not None else None
         ffn = spec.ffns[plan.ffn] if plan.ffn is not None else None

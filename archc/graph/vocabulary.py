@@ -22,12 +22,13 @@ from archc.ops.elementwise import (
     Split,
 )
 from archc.ops.linear import Embedding, Linear
-from archc.ops.linear_attention import CausalConv, LinearAttention, LogDecay
+from archc.ops.linear_attention import CausalConv, FixedDecay, LinearAttention, LogDecay
 from archc.ops.moe import Experts, Route
-from archc.ops.norm import GatedNorm, L2Norm, LayerNorm, RMSNorm
+from archc.ops.norm import GatedGroupNorm, GatedNorm, L2Norm, LayerNorm, RMSNorm
 from archc.ops.opaque import Opaque, Plain, plain_of, weight_of
 from archc.ops.position import LearnedPositions, Sinusoids
 from archc.ops.rotary import QueryTemperature, RopeTable, Rotary
+from archc.ops.state_space import StateSpace
 
 
 class Builder(Tracer):
@@ -35,7 +36,8 @@ class Builder(Tracer):
 
     ``cache_dtype`` and ``state_dtype`` are those of the cache policy that rules the open mixer, ``kept`` are the newest and
     the first tokens that it keeps where it forgets others, ``norm`` places the norm
-    that rules the open layer. ``max_position_embeddings`` is the length that the model is made for, where the spec says it.
+    that rules the open layer. ``max_position_embeddings`` is the length that the model is made for, where the spec says it,
+    ``num_layers`` how many layers the open stack has.
     """
 
     def __init__(self, *, max_position_embeddings: int | None = None) -> None:
@@ -45,6 +47,7 @@ class Builder(Tracer):
         self.kept: tuple[int, int] | None = None
         self.state_dtype = "float32"
         self.norm: Callable[[str, Value], Value] = self._no_norm
+        self.num_layers = 0
 
     def _no_norm(self, name: str, x: Value) -> Value:
         raise GraphError(f"{self.path}: {name}: no norm rules here")
@@ -97,6 +100,12 @@ class Builder(Tracer):
     def gated_norm(self, name: str, x: Value, gate: Value, *, head_dim: int, eps: float, act: str = "sigmoid") -> Value:
         """``rms_norm(x) w act(gate)``, a head at a time."""
         return self.emit(GatedNorm(eps=eps, head_dim=head_dim, function=act), (x, gate), name=name)[0]
+
+    def gated_group_norm(
+        self, name: str, x: Value, gate: Value, *, groups: int, eps: float, act: str = "silu"
+    ) -> Value:
+        """``rms_norm(x act(gate)) w``, each of ``groups`` slices by its own mean square."""
+        return self.emit(GatedGroupNorm(eps=eps, groups=groups, function=act), (x, gate), name=name)[0]
 
     def l2_norm(self, x: Value, *, head_dim: int, eps: float = 1e-6) -> Value:
         """``x / sqrt(sum x^2 + eps)``, a head at a time."""
@@ -272,6 +281,10 @@ class Builder(Tracer):
         """The log decay of a linear mixer, float32."""
         return self.emit(LogDecay(num_heads=num_heads, floor=floor), (x,), name=name)[0]
 
+    def fixed_decay(self, x: Value, values: Sequence[float]) -> Value:
+        """Log decays that are the same for every token of x, one a head."""
+        return self.emit(FixedDecay(values=tuple(values)), (x,))[0]
+
     def linear_attention(
         self,
         name: str,
@@ -300,6 +313,48 @@ class Builder(Tracer):
             state_dtype=self.state_dtype,
         )
         return self.emit(op, (q, k, v, decay, beta), name=name)[0]
+
+    def gated_attention(
+        self, name: str, q: Value, k: Value, v: Value, decay: Value, *, head_dim: int, scale: float = 1.0
+    ) -> Value:
+        """``S = e^decay S + k v^T; scale S^T q`` over its own state, (batch, seq, heads x value_dim).
+
+        ``head_dim`` is that of keys; ``decay``, the log of it, has a channel a head of values, so its width says how many
+        there are.
+        """
+        heads = decay.width
+        op = LinearAttention(
+            num_heads=heads,
+            num_key_heads=k.width // head_dim,
+            key_dim=head_dim,
+            value_dim=v.width // heads,
+            scale=scale,
+            rule="gated",
+            state_dtype=self.state_dtype,
+        )
+        return self.emit(op, (q, k, v, decay), name=name)[0]
+
+    def state_space(
+        self,
+        name: str,
+        x: Value,
+        b: Value,
+        c: Value,
+        dt: Value,
+        *,
+        n_groups: int,
+        time_step_limit: tuple[float, float] | None = None,
+    ) -> Value:
+        """Mamba-2's state space over its own state, like x; ``dt`` has a channel a head, before its bias and softplus."""
+        op = StateSpace(
+            num_heads=dt.width,
+            head_dim=x.width // dt.width,
+            n_groups=n_groups,
+            state_size=b.width // n_groups,
+            time_step_limit=time_step_limit,
+            state_dtype=self.state_dtype,
+        )
+        return self.emit(op, (x, b, c, dt), name=name)[0]
 
     def route(self, name: str, x: Value, op: Route) -> tuple[Value, Value]:
         """(indices, weights) of the experts chosen for each token."""

@@ -1,4 +1,4 @@
-"""Linear attention with a fixed state: the gated delta rule, its decay gate, and the short convolution before it."""
+"""Linear attention with a fixed state: the gated delta rule, plain gated writes, a decay gate, and the short convolution."""
 
 from __future__ import annotations
 
@@ -36,13 +36,43 @@ def gated_delta_flops(key_dim: int, value_dim: int, form: Form, pairs: Pairs) ->
     return full * one_chunk(CHUNK) + one_chunk(SEQ - full * CHUNK)
 
 
+def gated_flops(heads: int, key_heads: int, key_dim: int, value_dim: int, form: Form, pairs: Pairs) -> Dim:
+    """FLOPs of one sequence under the plain gated rule, all heads.
+
+    ``few``: two products of the K x V state a token. ``many``: for a chunk of r tokens the scores, once a key head, their
+    product with the values, and the two products with the state; ``needed`` counts lower triangles, ``dense`` whole chunks
+    of 64 and whole squares. Lightning attention (arXiv 2401.04658), Mamba-2 (arXiv 2405.21060).
+    """
+    products = heads * 4 * key_dim * value_dim
+    if form == "few":
+        return SEQ * products
+    a_pair = 2 * (key_heads * key_dim + heads * value_dim)
+    chunks = ceil_div(SEQ, CHUNK)
+    if pairs == "dense":
+        return chunks * (CHUNK * CHUNK * a_pair + CHUNK * products)
+
+    def one_chunk(tokens: Dim) -> Dim:
+        return (tokens * tokens + tokens) * (a_pair // 2) + tokens * products
+
+    full = chunks - 1
+    return full * one_chunk(CHUNK) + one_chunk(SEQ - full * CHUNK)
+
+
+RULES = ("gated_delta", "gated")
+"""Names of update rules, which are those of onnxruntime's LinearAttention."""
+
+
 @op
 class LinearAttention(Op):
-    """The gated delta rule; inputs (q, k, v, log decay, beta), state (batch, heads, K, V).
+    """A matrix state that decays and is written to, (batch, heads, K, V), one of ``RULES``; float32 whatever the model's dtype.
 
-    There are ``num_heads`` heads of values, decays, betas and states; a head of queries and keys serves the next
-    num_heads / num_key_heads of them. A decay as wide as beta is one per head (Gated DeltaNet), one of heads x K one per
-    key channel (KDA). Computed in float32 whatever the model's dtype.
+    * ``gated_delta``, inputs (q, k, v, log decay, beta): ``S = e^g S; S += k (beta (v - S^T k))^T; o = scale S^T q``. A decay
+      as wide as beta is one per head (Gated DeltaNet), one of heads x K one per key channel (KDA).
+    * ``gated``, inputs (q, k, v, log decay): ``S = e^g S + k v^T; o = scale S^T q``, a decay a head
+      (lightning attention, Mamba-2).
+
+    There are ``num_heads`` heads of values, decays and states; a head of queries and keys serves the next
+    num_heads / num_key_heads of them.
     """
 
     op_name = "linear_attention"
@@ -55,17 +85,26 @@ class LinearAttention(Op):
     state_dtype: str = "float32"
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        q, k, v, decay, beta = inputs
         heads, key_heads = self.num_heads, self.num_key_heads
-        if self.rule != "gated_delta":
-            raise GraphError(f"linear_attention: rule {self.rule!r} is unknown; known: gated_delta")
+        if self.rule not in RULES:
+            raise GraphError(f"linear_attention: rule {self.rule!r} is unknown; known: {', '.join(RULES)}")
+        wanted = 5 if self.rule == "gated_delta" else 4
+        if len(inputs) != wanted:
+            raise GraphError(f"linear_attention: rule {self.rule} has {wanted} inputs, {len(inputs)} are given")
+        q, k, v, decay = inputs[:4]
         if key_heads < 1 or heads % key_heads:
             raise GraphError(f"linear_attention: {heads} heads are no multiple of {key_heads} key heads")
         keys = key_heads * self.key_dim
-        if (q.width, k.width, v.width, beta.width) != (keys, keys, heads * self.value_dim, heads):
+        betas = inputs[4].width if len(inputs) > 4 else heads
+        if (q.width, k.width, v.width, betas) != (keys, keys, heads * self.value_dim, heads):
+            given = ", ".join(str(kind) for kind in (*inputs[:3], *inputs[4:]))
             raise GraphError(
-                f"linear_attention: {q}, {k}, {v}, {beta} don't fit {key_heads} key heads of {self.key_dim} "
+                f"linear_attention: {given} don't fit {key_heads} key heads of {self.key_dim} "
                 f"and {heads} heads of {self.value_dim}"
+            )
+        if self.rule == "gated" and decay.width != heads:
+            raise GraphError(
+                f"linear_attention: a decay of width {decay.width} is not one per head, which rule gated wants"
             )
         if decay.width not in (heads, heads * self.key_dim):
             raise GraphError(
@@ -83,6 +122,9 @@ class LinearAttention(Op):
         }
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        if self.rule == "gated":
+            heads, key_heads = self.num_heads, self.num_key_heads
+            return BATCH * gated_flops(heads, key_heads, self.key_dim, self.value_dim, form, pairs)
         return BATCH * gated_delta_flops(self.key_dim, self.value_dim, form, pairs) * self.num_heads
 
 
@@ -108,6 +150,22 @@ class LogDecay(Op):
             "A_log": Param("A_log", (heads,), axes=("heads",), init="a_log", dtype="float32"),
             "dt_bias": Param("dt_bias", (width,), axes=(inputs[0].axis,), init="dt_bias", dtype="float32"),
         }
+
+
+@op
+class FixedDecay(Op):
+    """Log decays that no token changes, one a head, as wide a value as those that do: (batch, seq, heads), float32.
+
+    The input, any value of the tokens, gives the shape.
+    """
+
+    op_name = "fixed_decay"
+    values: tuple[float, ...]
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if any(value > 0 for value in self.values):
+            raise GraphError(f"fixed_decay: {max(self.values)} is no log of a decay; all should be at most 0")
+        return (TensorType((*inputs[0].shape[:-1], len(self.values)), "float32", "heads"),)
 
 
 @op

@@ -33,6 +33,8 @@ EXAMPLES: dict[str, Example] = {
     "mixer.mla": example(**{key: value for key, value in MLA.items() if key != "kind"}, q_lora_rank=10),
     "mixer.kda": example(num_heads=2, head_dim=8),
     "mixer.gated_deltanet": example(num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=8),
+    "mixer.lightning": example(num_heads=2, head_dim=8),
+    "mixer.mamba2": example(num_heads=4, head_dim=8, state_size=6, n_groups=2, bias=True),
     "ffn.mlp": example(intermediate_size=24, activation="gelu", bias=True),
     "ffn.swiglu": example(intermediate_size=24, bias=True),
     "ffn.geglu": example(intermediate_size=24),

@@ -1,4 +1,4 @@
-"""Linear mixers: the gated delta rule over its state, its decay, and the short convolution."""
+"""Linear mixers: the gated delta rule and the plain gated one over their state, decays, and the short convolution."""
 
 # Shape suffixes: B batch, S new tokens, P past columns, N heads, K key width, V value width, C channels.
 
@@ -12,11 +12,14 @@ from torch.nn import functional
 
 from archc.ir.values import Node, Param
 from archc.ops import linear_attention as ops
-from archc.torch_backend.context import Context
+from archc.torch_backend.context import Context, Function
 from archc.torch_backend.leaves.elementwise import ACTIVATIONS
+from archc.torch_backend.leaves.numbers import numbers
+from archc.torch_backend.operators.gated_attention import gated_attention_rule
 from archc.torch_backend.operators.gated_delta import gated_delta_rule
 from archc.torch_backend.operators.short_conv import short_conv
 from archc.torch_backend.step import Step, carried
+from archc.torch_backend.twins.gated_attention import gated_attention_twin
 from archc.torch_backend.twins.linear_attention import conv_twin, delta_twin
 
 
@@ -59,6 +62,35 @@ class LinearAttention(nn.Module):
     def extra_repr(self) -> str:
         grouped = f", key_heads={self.num_heads // self.group}" if self.group > 1 else ""
         return f"heads={self.num_heads}{grouped}, key_dim={self.key_dim}, value_dim={self.value_dim}"
+
+
+class GatedAttention(nn.Module):
+    """A decay a head and plain writes: chunks for many tokens, the recurrence for one. ``state`` is written in place."""
+
+    def __init__(self, op: ops.LinearAttention, twin: str | None) -> None:
+        super().__init__()
+        self.num_heads, self.num_key_heads = op.num_heads, op.num_key_heads
+        self.key_dim, self.value_dim, self.scale, self.twin = op.key_dim, op.value_dim, op.scale, twin
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, step: Step | None = None, state: Tensor | None = None
+    ) -> Tensor:
+        if step is not None and (valid := step.valid()) is not None:
+            # A padded token must neither decay the state nor write to it.
+            decay = decay * valid.unsqueeze(-1)
+            k = k * valid.unsqueeze(-1)
+        q, k, v = (
+            x.unflatten(-1, (-1, width)) for x, width in ((q, self.key_dim), (k, self.key_dim), (v, self.value_dim))
+        )
+        rule = gated_attention_rule if self.twin is None else gated_attention_twin(self.twin)
+        out, final = rule(q, k, v, decay, carried(state, step), scale=self.scale)
+        if state is not None:
+            state.copy_(final)
+        return out.flatten(-2)
+
+    def extra_repr(self) -> str:
+        grouped = f", key_heads={self.num_key_heads}" if self.num_key_heads < self.num_heads else ""
+        return f"heads={self.num_heads}{grouped}, key_dim={self.key_dim}, value_dim={self.value_dim}, gated"
 
 
 class LogDecay(nn.Module):
@@ -167,7 +199,17 @@ class CausalConv(nn.Module):
 
 def linear_attention(node: Node, context: Context) -> nn.Module:
     assert isinstance(node.op, ops.LinearAttention)
-    return LinearAttention(node.op, context.twin)
+    return (GatedAttention if node.op.rule == "gated" else LinearAttention)(node.op, context.twin)
+
+
+def repeated(x: Tensor, *, values: tuple[float, ...]) -> Tensor:
+    """The numbers for every token of x, (B, S, N) in float32."""
+    return numbers(values, x).expand(*x.shape[:-1], -1)
+
+
+def fixed_decay(node: Node, context: Context) -> Function:
+    assert isinstance(node.op, ops.FixedDecay)
+    return Function(repeated, {"values": node.op.values})
 
 
 def log_decay(node: Node, context: Context) -> nn.Module:

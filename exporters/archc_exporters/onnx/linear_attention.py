@@ -1,4 +1,4 @@
-"""The gated delta rule, its decay gate and the short convolution before it. Rule, gate and state are float32."""
+"""Linear attention, its decay gate and the short convolution before it. Rule, gate and state are float32."""
 
 from __future__ import annotations
 
@@ -19,28 +19,32 @@ FLOAT = ir.DataType.FLOAT
 
 
 def linear_attention(
-    ctx: Lowering, node: Node, q: ir.Value, k: ir.Value, v: ir.Value, decay: ir.Value, beta: ir.Value
+    ctx: Lowering, node: Node, q: ir.Value, k: ir.Value, v: ir.Value, decay: ir.Value, beta: ir.Value | None = None
 ) -> ir.Value:
-    """LinearAttention; padding changes nothing because its decay is exp(0) and its beta 0."""
+    """LinearAttention; padding changes nothing because its decay is exp(0) and its beta, or without betas its key, 0."""
     op = node.op
     assert isinstance(op, ops.LinearAttention)
     ctx.note("LinearAttention in float32: a state rounded every step drifts, and the kernel wants one dtype throughout")
-    objection, remark = linear_attention_limit(op, ctx.target)
+    objection, remark = linear_attention_limit(op.key_dim, op.value_dim, ctx.target)
     if objection:
         raise GraphError(f"{ctx.path}: {objection}")
     if remark:
         ctx.remark(remark)
     valid = valid_tokens(ctx)
     query, key = l2_normed_in_float(ctx, q), l2_normed_in_float(ctx, k)
-    value, decay, beta = (ctx.cast(x, FLOAT) for x in (v, decay, beta))
+    value, decay = ctx.cast(v, FLOAT), ctx.op("Mul", ctx.cast(decay, FLOAT), valid)
+    if beta is None:
+        key = ctx.op("Mul", key, valid)
+    else:
+        beta = ctx.op("Mul", ctx.cast(beta, FLOAT), valid)
     y, state = ctx.ops(
         "LinearAttention",
         query,
         key,
         value,
         ctx.past(node, "recurrent_state"),
-        ctx.op("Mul", decay, valid),
-        ctx.op("Mul", beta, valid),
+        decay,
+        beta,
         dtypes=(FLOAT, FLOAT),
         domain=MS,
         q_num_heads=op.num_key_heads,
@@ -50,6 +54,12 @@ def linear_attention(
     )
     ctx.present(node, "recurrent_state", state)
     return ctx.cast(y, ctx.resolve(node.outputs[0].dtype))
+
+
+def fixed_decay(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
+    """The numbers for every valid token, and no decay on padding, (batch, seq, heads)."""
+    assert isinstance(node.op, ops.FixedDecay)
+    return ctx.op("Mul", ctx.constant(np.array(node.op.values, np.float32)), valid_tokens(ctx), dtype=FLOAT)
 
 
 def log_decay(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
