@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from archc.runtime import load
     from archc.spec.load import load_spec, loads_spec
     from archc.torch_backend.build import build, cast, init, new_cache
+    from archc.torch_backend.generate import generate
     from archc.torch_backend.step import Step
     from archc.torch_backend.weights import load_weights, save_weights
 
@@ -22,6 +23,7 @@ __all__ = [
     "cast",
     "estimate",
     "expand",
+    "generate",
     "init",
     "load",
     "load_spec",
@@ -36,6 +38,7 @@ _HOMES = {
     "cast": "archc.torch_backend.build",
     "estimate": "archc.estimation.estimate",
     "expand": "archc.expansion",
+    "generate": "archc.torch_backend.generate",
     "init": "archc.torch_backend.build",
     "load": "archc.runtime",
     "load_spec": "archc.spec.load",
