@@ -65,8 +65,11 @@ class Config:
     data: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     path: str = ""
+    is_model: bool = True
+    """Whether keys that have no effect in any family may stand here: at the top, and in the part of a nested text model."""
     accounts: dict[str, Account] = field(default_factory=dict[str, Account])
     problems: list[str] = field(default_factory=list[str])
+    _settled: set[str] = field(default_factory=set[str])
 
     def has(self, name: str) -> bool:
         """Whether the file says it, other than as null."""
@@ -115,8 +118,18 @@ class Config:
         self._note(name, value, "refused", why)
         self.problems.append(f"{self._full(name)}: {value!r} {why}")
 
-    def section(self, name: str) -> Config | None:
-        """A mapping inside; None where the file has none. Its keys are accounted for with this one's."""
+    def state(self, name: str, value: Any, *, why: str) -> None:
+        """A value that is said elsewhere and counts here: the file's own has no effect, nor has the class default."""
+        if name in self.data:
+            self._note(name, self.data[name], "no effect", why)
+        self.data = {**self.data, name: value}
+        self._settled.add(name)
+
+    def section(self, name: str, *, defaults: Mapping[str, Any] | None = None) -> Config | None:
+        """A mapping inside; None where the file has none. Its keys are accounted for with this one's.
+
+        With ``defaults`` it is a model of its own, and they are those of its class.
+        """
         value = self.data.get(name)
         if not isinstance(value, Mapping):
             if value is not None:
@@ -125,16 +138,18 @@ class Config:
                 self._note(name, None, "used")
             return None
         self._note(name, "{…}", "used")
-        inner = Config(value, path=self._full(name), problems=self.problems)
+        inner = Config(
+            value, defaults or {}, path=self._full(name), is_model=defaults is not None, problems=self.problems
+        )
         inner.accounts = self.accounts
         return inner
 
     def finish(self) -> None:
         """Every key that nobody took: known to have no effect, or a problem."""
         for name in self.data:
-            if self._full(name) in self.accounts:
+            if self._full(name) in self.accounts or name in self._settled:
                 continue
-            if name in NO_EFFECT and not self.path:
+            if name in NO_EFFECT and self.is_model:
                 self._note(name, self.data[name], "no effect", NO_EFFECT[name])
             else:
                 self.refuse(name, "is not known to this family; what it asks for can't be honoured")
@@ -143,12 +158,17 @@ class Config:
         return f"{self.path}.{name}" if self.path else name
 
     def _note(self, name: str, value: Any, verdict: Verdict, note: str = "") -> None:
+        if name in self._settled:
+            # It was accounted for where it is said.
+            return
         full = self._full(name)
         self.accounts[full] = Account(full, value, verdict, note)
 
 
 def _plain(value: Any) -> Any:
     """The value, with what transformers writes for numbers that JSON lacks."""
-    if isinstance(value, Mapping) and set(value) == {"__float__"}:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping) and set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
         return float(value["__float__"])
     return value

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from archc.checkpoint.importing import Imported, import_data
 from archc.checkpoint.layouts import to_ours, to_theirs
-from archc.checkpoint.plan import Plan, match, plan
+from archc.checkpoint.opening import Checked, checked, planned, raise_all, shapes_of
+from archc.checkpoint.plan import Part
 from archc.checkpoint.reading import CONFIG, read_json
-from archc.checkpoint.tensors import Shape, Stored, Writer, opened
+from archc.checkpoint.rules import SAME, Naming, renamed
+from archc.checkpoint.staging import ORIGIN, SPEC, digest, staged
+from archc.checkpoint.tensors import Stored, opened
+from archc.checkpoint.writing import SHARD_BYTES, Writer
 from archc.errors import ArchcError
-from archc.graph.graph import Graph
 
 Progress = Callable[[str, int, int], None]
-SHARD_BYTES = 5 * 10**9
-ORIGIN, SPEC = "checkpoint.json", "spec.yaml"
-"""Beside archc's weights: the configuration that they came with, and how their names began."""
 _KEPT = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -30,6 +28,27 @@ _KEPT = (
     "generation_config.json",
     "chat_template.jinja",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What was done: tensors of the checkpoint, weights of the model, their bytes, and tensors that were left out."""
+
+    tensors: int
+    weights: int
+    weight_bytes: int
+    files: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures by name."""
+        return {
+            "tensors": self.tensors,
+            "weights": self.weights,
+            "weight_bytes": self.weight_bytes,
+            "files": list(self.files),
+            "left_out": list(self.left_out),
+        }
 
 
 def to_archc(
@@ -40,112 +59,134 @@ def to_archc(
     allow_unused: Sequence[str] = (),
     shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
-) -> dict[str, int]:
-    """Write ``model.safetensors`` or shards, ``spec.yaml`` and ``checkpoint.json``; figures of what was done.
+) -> Converted:
+    """Write ``model.safetensors`` or shards, ``spec.yaml`` and ``checkpoint.json``.
 
     Raises:
         ArchcError: tensors are missing, left over or misshapen, all of them listed; nothing is written then.
     """
     with opened(source) as stored:
-        found = planned(imported)
-        names, problems = match(
-            found,
-            stored.shapes,
-            dropped=imported.checkpoint.dropped,
-            prefix=imported.checkpoint.optional_prefix,
-            allow_unused=allow_unused,
-        )
-        dtypes = _dtypes_here(found, names, stored, problems)
-        _raise(source, problems)
+        found = checked(source, stored, imported, allow_unused=allow_unused)
         shapes = shapes_of(imported.graph)
-        tensors = {name: (dtypes[name], shapes[name]) for name in shapes}
+        tensors = {name: (found.dtypes[name], shapes[name]) for name in shapes}
         with staged(out) as stage:
             writer = Writer(stage, tensors, shard_bytes=shard_bytes, metadata={"format": "pt"})
             try:
-                for number, part in enumerate(found.parts, 1):
-                    arrays = to_ours(part.layout, stored.read(names[part.theirs]), part.shapes)
-                    for name, array in zip(part.ours, arrays, strict=True):
-                        writer.put(name, array, slice_at=part.expert)
+                for number, part in enumerate(found.plan.parts, 1):
+                    _move(part, found, stored, writer)
                     if progress is not None:
-                        progress(part.theirs, number, len(found.parts))
+                        progress(part.theirs, number, len(found.plan.parts))
             finally:
                 writer.close()
             (stage / SPEC).write_text(imported.text, "utf-8")
-            origin = {"config": dict(imported.config), "without_prefix": _lacks_prefix(imported, names)}
-            (stage / ORIGIN).write_text(json.dumps(origin, indent=2, ensure_ascii=False) + "\n", "utf-8")
             _copy_kept(source if source.is_dir() else source.parent, stage)
-    return {"tensors": len(found.parts), "weights": len(shapes), "left_out": len(stored.shapes) - len(found.parts)}
+            files = tuple(sorted(file.name for file in stage.iterdir()))
+            _write_json(stage / ORIGIN, _origin(imported, found, files))
+    return Converted(len(found.plan.parts), len(shapes), writer.total_bytes, (*files, ORIGIN), (*found.match.unused,))
 
 
-def to_hf(
-    source: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, progress: Progress | None = None
-) -> dict[str, int]:
+def _move(part: Part, found: Checked, stored: Stored, writer: Writer) -> None:
+    name = found.match.names[part.theirs]
+    if part.layout == SAME and len(part.ours) == 1:
+        writer.copy(part.ours[0], stored.homes[name], slice_at=part.expert)
+        return
+    arrays = to_ours(part.layout, stored.read(name), part.shapes)
+    for ours, array in zip(part.ours, arrays, strict=True):
+        writer.put(ours, array, slice_at=part.expert)
+
+
+def _origin(imported: Imported, found: Checked, files: Sequence[str]) -> dict[str, Any]:
+    """What the way back needs, and what tells these files from the user's."""
+    return {
+        "files": list(files),
+        "spec_sha256": digest(imported.text),
+        "naming": [list(pair) for pair in found.match.naming],
+        "untied": imported.untied,
+        "copies": dict(found.copies),
+        "left_out": list(found.match.unused),
+        "config": dict(imported.config),
+    }
+
+
+def to_hf(source: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, progress: Progress | None = None) -> Converted:
     """The folder that ``to_archc`` read, from what it wrote: the same names, shapes, bits and configuration.
+
+    Tensors that were left out on purpose stay left out.
 
     Raises:
         ArchcError: ``checkpoint.json`` is missing, or the weights don't fit it.
     """
-    origin = read_json(source / ORIGIN)
-    config = origin.get("config")
-    if not isinstance(config, dict):
-        raise ArchcError(f"{source / ORIGIN} holds no configuration; it is written by archc convert")
-    imported = import_data(config, name="checkpoint", source=str(source / ORIGIN))
+    config, naming, untied, copies, left_out = _read_origin(source)
+    imported = import_data(config, name="checkpoint", source=str(source / ORIGIN), untied=untied)
     found = planned(imported)
     with opened(source) as stored:
-        problems = list(found.problems)
-        shapes = shapes_of(imported.graph)
-        problems += [f"{name} is missing" for name in shapes if name not in stored.shapes]
-        problems += [f"{name} is no weight of the model" for name in stored.shapes if name not in shapes]
-        problems += [
-            f"{name} is {list(stored.shapes[name])}, not {list(shape)}"
-            for name, shape in shapes.items()
-            if name in stored.shapes and stored.shapes[name] != shape
-        ]
-        _raise(source, problems)
-        prefix = imported.checkpoint.optional_prefix if origin.get("without_prefix") else ""
-        names = {part.theirs: part.theirs.removeprefix(prefix) for part in found.parts}
+        raise_all(source, [*found.problems, *_misfits(stored, imported)])
+        names = {part.theirs: renamed(part.theirs, naming) for part in found.parts}
         tensors = {names[part.theirs]: (_dtype_there(part.ours, stored), part.shape_there) for part in found.parts}
+        tensors |= {copy: tensors[of] for copy, of in copies.items() if of in tensors}
+        sources = {names[part.theirs]: part for part in found.parts}
+        sources |= {copy: sources[of] for copy, of in copies.items() if of in sources}
         with staged(out) as stage:
             writer = Writer(stage, tensors, shard_bytes=shard_bytes, metadata={"format": "pt"})
             try:
-                for number, part in enumerate(found.parts, 1):
-                    arrays = [
-                        stored.read(name) if part.expert is None else stored.slice(name, part.expert)
-                        for name in part.ours
-                    ]
-                    writer.put(names[part.theirs], to_theirs(part.layout, arrays))
+                for number, (name, part) in enumerate(sources.items(), 1):
+                    _move_back(name, part, stored, writer)
                     if progress is not None:
-                        progress(part.theirs, number, len(found.parts))
+                        progress(name, number, len(sources))
             finally:
                 writer.close()
-            (stage / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+            _write_json(stage / CONFIG, config)
             _copy_kept(source, stage)
-    return {"tensors": len(found.parts), "weights": len(shapes)}
+            files = tuple(sorted(file.name for file in stage.iterdir()))
+    return Converted(len(sources), len(shapes_of(imported.graph)), writer.total_bytes, files, tuple(left_out))
 
 
-def planned(imported: Imported) -> Plan:
-    """What every weight of an imported model is filled by."""
-    return plan(imported.checkpoint.rules(imported.graph, imported.config), shapes_of(imported.graph))
+def _move_back(name: str, part: Part, stored: Stored, writer: Writer) -> None:
+    if part.layout == SAME and len(part.ours) == 1:
+        writer.copy(name, stored.homes[part.ours[0]], slice_of=part.expert)
+        return
+    arrays = [stored.read(ours) if part.expert is None else stored.slice(ours, part.expert) for ours in part.ours]
+    writer.put(name, to_theirs(part.layout, arrays))
 
 
-def shapes_of(graph: Graph) -> dict[str, Shape]:
-    """Name -> shape of every weight, in the order of the graph."""
-    return {name: tuple(param.shape) for name, param in graph.params().items()}
+def _read_origin(source: Path) -> tuple[dict[str, Any], Naming, bool, dict[str, str], list[str]]:
+    file = source / ORIGIN
+    if not file.is_file():
+        raise ArchcError(f"{source} has no {ORIGIN}; the way back starts from a folder that archc convert wrote")
+    origin = read_json(file)
+    config, naming, copies = origin.get("config"), origin.get("naming"), origin.get("copies")
+    left_out = origin.get("left_out")
+    is_sound = (
+        isinstance(config, dict)
+        and isinstance(naming, list)
+        and all(
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in naming
+        )
+        and isinstance(copies, dict)
+        and all(isinstance(of, str) for of in copies.values())
+        and isinstance(left_out, list)
+        and all(isinstance(name, str) for name in left_out)
+    )
+    if not is_sound:
+        raise ArchcError(f"{file} is not as archc convert writes it")
+    assert isinstance(config, dict)
+    assert isinstance(naming, list)
+    assert isinstance(copies, dict)
+    assert isinstance(left_out, list)
+    return config, tuple((ours, theirs) for ours, theirs in naming), origin.get("untied") is True, copies, left_out
 
 
-def _lacks_prefix(imported: Imported, names: Mapping[str, str]) -> bool:
-    return bool(imported.checkpoint.optional_prefix) and any(plain != name for plain, name in names.items())
-
-
-def _dtypes_here(found: Plan, names: Mapping[str, str], stored: Stored, problems: list[str]) -> dict[str, str]:
-    """dtype of every weight: that of the tensors that fill it, which must agree."""
-    dtypes: dict[str, str] = {}
-    for part in found.parts:
-        dtype = stored.dtypes.get(names[part.theirs])
-        for name in part.ours:
-            if dtype is not None and dtypes.setdefault(name, dtype) != dtype:
-                problems.append(f"{names[part.theirs]} is {dtype}, other parts of {name} are {dtypes[name]}")
-    return dtypes
+def _misfits(stored: Stored, imported: Imported) -> list[str]:
+    shapes = shapes_of(imported.graph)
+    return [
+        *(f"{name} is missing" for name in shapes if name not in stored.shapes),
+        *(f"{name} is no weight of the model" for name in stored.shapes if name not in shapes),
+        *(
+            f"{name} is {list(stored.shapes[name])}, not {list(shape)}"
+            for name, shape in shapes.items()
+            if name in stored.shapes and stored.shapes[name] != shape
+        ),
+    ]
 
 
 def _dtype_there(ours: Sequence[str], stored: Stored) -> str:
@@ -157,45 +198,11 @@ def _dtype_there(ours: Sequence[str], stored: Stored) -> str:
     return dtypes.pop()
 
 
-def _raise(source: Path, problems: Sequence[str]) -> None:
-    if problems:
-        lines = "\n  ".join(problems)
-        raise ArchcError(f"{source}: {len(problems)} tensors don't fit the model\n  {lines}")
+def _write_json(file: Path, data: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _copy_kept(source: Path, stage: Path) -> None:
     for name in _KEPT:
         if (source / name).is_file():
             shutil.copyfile(source / name, stage / name)
-
-
-@contextmanager
-def staged(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that becomes it when the block ends well; ``out`` must be absent or empty.
-
-    Raises:
-        ArchcError: ``out`` holds something, or can't be written.
-    """
-    try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ArchcError(f"{out} is there already and not empty; name another folder")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    except OSError as error:
-        raise ArchcError(f"{out} can't be written: {error.strerror or error}") from error
-    try:
-        yield stage
-        if out.exists():
-            out.rmdir()
-        os.chmod(stage, 0o755)
-        stage.rename(out)
-    except BaseException as error:
-        shutil.rmtree(stage, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise ArchcError(f"{out} can't be written: {error.strerror or error}") from error
-        raise
-
-
-def summary(figures: Mapping[str, Any]) -> str:
-    """What was done, in words."""
-    return ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in figures.items() if value)

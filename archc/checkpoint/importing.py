@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from archc.spec.near import nearest
 from archc.spec.schema import Spec
 
 _WIDTH = 120
+_MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,15 @@ class Imported:
     spec: Spec
     graph: Graph
     accounts: tuple[Account, ...]
+    untied: bool = False
+    """Whether the head is read as not tied, whatever the configuration says."""
+
+    def noting(self, key: str, note: str) -> Imported:
+        """With a further word on what became of a key; a key that nobody looked at is added."""
+        known = [account for account in self.accounts if account.key == key]
+        first = replace(known[0], note=note) if known else Account(key, None, "default", note)
+        accounts = (*(first if account.key == key else account for account in self.accounts),)
+        return replace(self, accounts=accounts if known else (*accounts, first))
 
 
 def import_config(path: str | Path, *, name: str | None = None) -> Imported:
@@ -44,21 +54,20 @@ def import_config(path: str | Path, *, name: str | None = None) -> Imported:
         SpecError: the configuration's values make no valid spec.
     """
     place = Path(path)
-    return import_data(read_config(place), name=name or _name(place), source=str(place))
+    return import_data(read_config(place), name=name or name_of(place), source=str(place))
 
 
-def import_data(data: Mapping[str, Any], *, name: str, source: str = "config.json") -> Imported:
-    """As ``import_config``, from the mapping itself."""
+def import_data(data: Mapping[str, Any], *, name: str, source: str = "config.json", untied: bool = False) -> Imported:
+    """As ``import_config``, from the mapping itself; ``untied`` overrules what it says of the head."""
     model_type = str(data.get("model_type"))
     checkpoint = family_of(model_type, source)
-    config = Config(data, defaults=checkpoint.defaults)
-    dtype = config.take("dtype", "torch_dtype", default="float32")
-    body = checkpoint.spec(config)
-    config.finish()
+    config = Config({**data, "tie_word_embeddings": False} if untied else data, defaults=checkpoint.defaults)
+    dtype = checkpoint.dtype(config)
+    body = _body(checkpoint, config, source)
     if config.problems:
         lines = "\n  ".join(config.problems)
         raise ArchcError(f"{source}: {len(config.problems)} keys of {model_type} can't be honoured\n  {lines}")
-    text = spec_text({"spec_version": 1, "name": name, "dtype": str(dtype or "float32"), **body})
+    text = spec_text({"spec_version": 1, "name": name, "dtype": str(dtype), **body})
     spec = loads_spec(text, file=f"<spec of {source}>")
     return Imported(
         family=model_type,
@@ -68,7 +77,31 @@ def import_data(data: Mapping[str, Any], *, name: str, source: str = "config.jso
         spec=spec,
         graph=expand(spec),
         accounts=tuple(config.accounts.values()),
+        untied=untied,
     )
+
+
+def _body(checkpoint: Checkpoint, config: Config, source: str) -> dict[str, Any]:
+    """The family's reading. What is missing or no number makes arithmetic fail, which is no defect of the family."""
+    for key, value in config.data.items():
+        if key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") and not _is_depth(value):
+            config.refuse(key, f"is no number of layers from 1 to {_MOST_LAYERS:,}")
+    if config.problems:
+        return {}
+    try:
+        body = checkpoint.spec(config)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        if not config.problems:
+            raise ArchcError(
+                f"{source}: its values can't be read as {config.data.get('model_type')}: {error}"
+            ) from error
+        return {}
+    config.finish()
+    return body
+
+
+def _is_depth(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_LAYERS
 
 
 def family_of(model_type: str, source: str) -> Checkpoint:
@@ -103,7 +136,8 @@ def _lines(tree: Mapping[str, Any], depth: int) -> list[str]:
     return lines
 
 
-def _name(place: Path) -> str:
+def name_of(place: Path) -> str:
+    """A name for the spec of a file or folder: that of the folder, unless the file has one of its own."""
     stem = place.parent.name if place.name == "config.json" else place.stem if place.suffix == ".json" else place.name
     plain = re.sub(r"[^a-z0-9.]+", "-", (stem or place.resolve().name).lower()).strip("-.")
     return plain or "model"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from archc.checkpoint.layouts import shape_there
-from archc.checkpoint.rules import Dropped, Layout, Rule
+from archc.checkpoint.rules import Dropped, Layout, LeftOut, Naming, Rule, canonical, renamed
 
 Shape = tuple[int, ...]
 _LAYER, _EXPERT = "{i}", "{e}"
@@ -85,21 +87,40 @@ def _parts(rule: Rule, layer: str, ours: tuple[str, ...], shapes: Sequence[Shape
         yield Part(theirs.replace(_EXPERT, str(expert)), ours, rule.layout, inner, expert)
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A plan beside a file: the file's name of every tensor of the plan, how it writes names, and what is wrong."""
+
+    names: dict[str, str]
+    naming: Naming
+    unused: tuple[str, ...]
+    """Tensors of the file that were left out on purpose."""
+    problems: tuple[str, ...]
+    hints: tuple[str, ...]
+
+
+def naming_of(found: Plan, stored: Mapping[str, Shape], namings: Sequence[Naming]) -> Naming:
+    """The way in which a file writes the names: the one that finds most of them."""
+    return max(namings, key=lambda way: sum(renamed(part.theirs, way) in stored for part in found.parts))
+
+
 def match(
     found: Plan,
     stored: Mapping[str, Shape],
     *,
-    dropped: Sequence[Dropped],
-    prefix: str,
+    namings: Sequence[Naming] = ((),),
+    dropped: Sequence[Dropped] = (),
+    left_out: Sequence[LeftOut] = (),
     allow_unused: Sequence[str] = (),
-) -> tuple[dict[str, str], list[str]]:
-    """(name there as the plan has it -> name in the file, problems). ``prefix`` is a beginning that the file may lack.
+    copies: Sequence[str] = (),
+) -> Match:
+    """The tensors of a file that a plan needs. Every other one is dropped with a reason, a copy, or allowed to be left over.
 
-    Every tensor of the file is needed, dropped with a reason, or allowed to be left over.
+    ``namings`` are the ways in which files write the names; the one that finds most is taken. ``allow_unused`` are shell
+    patterns.
     """
-    names = {part.theirs: part.theirs for part in found.parts}
-    if prefix and not any(name in stored for name in names if name.startswith(prefix)):
-        names = {name: name.removeprefix(prefix) for name in names}
+    naming = naming_of(found, stored, namings)
+    names = {part.theirs: renamed(part.theirs, naming) for part in found.parts}
     problems = list(found.problems)
     for part in found.parts:
         name = names[part.theirs]
@@ -107,11 +128,33 @@ def match(
             problems.append(f"{name} {list(part.shape_there)} is missing")
         elif tuple(stored[name]) != part.shape_there:
             problems.append(f"{name} is {list(stored[name])}, not {list(part.shape_there)}")
-    used = set(names.values())
-    patterns = [re.compile(entry.pattern) for entry in dropped] + [re.compile(pattern) for pattern in allow_unused]
-    problems += [
-        f"{name} {list(shape)} belongs to no weight of the model"
-        for name, shape in stored.items()
-        if name not in used and not any(pattern.fullmatch(name) for pattern in patterns)
-    ]
-    return names, problems
+    used = {*names.values(), *copies}
+    unneeded = [re.compile(entry.pattern) for entry in dropped]
+    unused: list[str] = []
+    hints: Counter[tuple[str, str]] = Counter()
+    for name, shape in stored.items():
+        if name in used:
+            continue
+        forms = {name, canonical(name, naming)}
+        if any(pattern.fullmatch(form) for pattern in unneeded for form in forms) or any(
+            fnmatchcase(form, pattern) for pattern in allow_unused for form in forms
+        ):
+            unused.append(name)
+            continue
+        problems.append(f"{name} {list(shape)} belongs to no weight of the model")
+        for entry in left_out:
+            if any(fnmatchcase(form, entry.pattern) for form in forms):
+                hints[
+                    entry.pattern if fnmatchcase(name, entry.pattern) else renamed(entry.pattern, naming), entry.what
+                ] += 1
+                break
+    return Match(
+        names,
+        naming,
+        tuple(unused),
+        tuple(problems),
+        tuple(
+            f"{count} of them are {what}, which archc does not build; --allow-unused '{pattern}' leaves them out"
+            for (pattern, what), count in hints.items()
+        ),
+    )

@@ -9,7 +9,9 @@ from typing import Any
 from archc.errors import ArchcError
 
 CONFIG = "config.json"
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 MAX_CONFIG_BYTES = 16 << 20
+MAX_INDEX_BYTES = 64 << 20
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -25,7 +27,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return data
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path, *, most_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """A JSON mapping of bounded size.
 
     Raises:
@@ -33,9 +35,9 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     try:
         size = file.stat().st_size
-        if size > MAX_CONFIG_BYTES:
-            raise ArchcError(f"{file} has {size:,} bytes; a configuration has at most {MAX_CONFIG_BYTES:,}")
-        data = json.loads(file.read_text("utf-8"))
+        if size > most_bytes:
+            raise ArchcError(f"{file} has {size:,} bytes; more than {most_bytes:,} are not read")
+        data = json.loads(file.read_text("utf-8"), parse_constant=_constant)
     except OSError as error:
         raise ArchcError(f"{file} can't be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -43,3 +45,20 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ArchcError(f"{file} should hold a mapping (found {type(data).__name__})")
     return data
+
+
+def has_tensors(folder: Path) -> bool:
+    """Whether a folder holds safetensors, or the index of some."""
+    return (folder / INDEX).is_file() or (folder / WHOLE).is_file()
+
+
+def _constant(text: str) -> float:
+    """A number that JSON lacks, as older files write it."""
+    if text == "NaN":
+        raise ValueError("NaN is no value")
+    return float(text)
+
+
+def is_plain(name: str) -> bool:
+    """Whether it names a file of the folder itself, on every system."""
+    return bool(name) and name not in (".", "..") and not any(sign in name for sign in "/\\:\0")

@@ -51,6 +51,34 @@ class Dropped:
     why: str
 
 
+Naming = tuple[tuple[str, str], ...]
+"""Pairs (beginning of a name in the rules, beginning of it in a file); the first pair that fits a name is applied."""
+
+
+def renamed(name: str, naming: Naming) -> str:
+    """A name of the rules as a file of this naming writes it."""
+    for ours, theirs in naming:
+        if name.startswith(ours):
+            return theirs + name[len(ours) :]
+    return name
+
+
+def canonical(name: str, naming: Naming) -> str:
+    """A name of such a file as the rules have it."""
+    for ours, theirs in naming:
+        if name.startswith(theirs):
+            return ours + name[len(theirs) :]
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Tensors that hold weights of a part which is not built: a shell pattern for whole names, and what the part is."""
+
+    pattern: str
+    what: str
+
+
 def rule(theirs: str, *ours: str, **layout: object) -> Rule:
     """A rule by its names and the fields of its layout."""
     return Rule(theirs, ours, Layout(**layout) if layout else SAME)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,139 @@
+"""A checkpoint beside the model that its configuration describes: every tensor needed, every weight filled, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from archc.checkpoint.heads import HEAD, are_equal, stored_head
+from archc.checkpoint.importing import Imported, import_config, import_data, name_of
+from archc.checkpoint.plan import Match, Part, Plan, match, naming_of, plan
+from archc.checkpoint.reading import has_tensors, read_config
+from archc.checkpoint.rules import Rule
+from archc.checkpoint.tensors import DTYPES, Shape, Stored, opened
+from archc.errors import ArchcError
+from archc.graph.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A plan whose tensors are there, the file's names of them, dtypes of weights, and copies of tied tensors."""
+
+    plan: Plan
+    match: Match
+    dtypes: Mapping[str, str]
+    copies: Mapping[str, str]
+    """Name in the file -> the tensor there that it repeats."""
+
+
+def import_folder(path: str | Path, *, name: str | None = None) -> Imported:
+    """As ``import_config``; where the folder holds tensors, they say whether the head is tied.
+
+    Raises:
+        ArchcError: the configuration can't be honoured, or the files of tensors can't be read.
+    """
+    place = Path(path)
+    imported = import_config(place, name=name)
+    if not place.is_dir() or not has_tensors(place) or HEAD in imported.graph.params():
+        return imported
+    with opened(place) as stored:
+        pair = _head_of(imported, stored)
+        if pair is None:
+            return imported
+        head, embedding = pair
+        if are_equal(head, embedding, stored):
+            return imported.noting(_FLAG, f"{head} of the checkpoint repeats {embedding}")
+    untied = import_data(read_config(place), name=name or name_of(place), source=str(place), untied=True)
+    return untied.noting(_FLAG, f"{head} of the checkpoint differs from {embedding}: untied, as transformers loads it")
+
+
+_FLAG = "tie_word_embeddings"
+_DEQUANTISE = "dequantise it first: transformers' from_pretrained with dtype=torch.bfloat16, then save_pretrained"
+
+
+def checked(
+    source: Path,
+    stored: Stored,
+    imported: Imported,
+    *,
+    shapes: Mapping[str, Shape] | None = None,
+    allow_unused: Sequence[str] = (),
+) -> Checked:
+    """The plan of a checkpoint for the graph of ``imported``, or for a model with other ``shapes``.
+
+    Raises:
+        ArchcError: tensors are missing, left over, misshapen or of a dtype that weights can't have; all of them are listed.
+    """
+    found = planned(imported) if shapes is None else plan(_rules(imported), shapes)
+    family = imported.checkpoint
+    pair = _head_of(imported, stored) if HEAD not in (shapes or shapes_of(imported.graph)) else None
+    copies = {pair[0]: pair[1]} if pair is not None and are_equal(*pair, stored) else {}
+    matched = match(
+        found,
+        stored.shapes,
+        namings=family.namings(),
+        dropped=family.dropped,
+        left_out=family.left_out(imported.config),
+        allow_unused=allow_unused,
+        copies=tuple(copies),
+    )
+    dtypes, strange = _dtypes(found.parts, matched.names, stored)
+    hints = list(matched.hints)
+    if imported.config.get("quantization_config") is not None:
+        hints.append(f"the checkpoint is quantised; {_DEQUANTISE}")
+    if any(part.ours == (HEAD,) and matched.names[part.theirs] not in stored.shapes for part in found.parts):
+        hints.append(f"the model's head is not tied to the embedding ({_FLAG}), and the checkpoint has none")
+    if pair is not None and not copies:
+        hints.append(f"{pair[0]} differs from {pair[1]}, so the head is not tied: import the folder, not its {_FLAG}")
+    raise_all(source, [*matched.problems, *strange], hints)
+    return Checked(found, matched, dtypes, copies)
+
+
+def _rules(imported: Imported) -> Sequence[Rule]:
+    return imported.checkpoint.rules(imported.graph, imported.config)
+
+
+def _head_of(imported: Imported, stored: Stored) -> tuple[str, str] | None:
+    naming = naming_of(planned(imported), stored.shapes, imported.checkpoint.namings())
+    return stored_head(_rules(imported), naming, stored)
+
+
+def planned(imported: Imported) -> Plan:
+    """What every weight of an imported model is filled by."""
+    return plan(_rules(imported), shapes_of(imported.graph))
+
+
+def shapes_of(graph: Graph) -> dict[str, Shape]:
+    """Name -> shape of every weight, in the order of the graph."""
+    return {name: tuple(param.shape) for name, param in graph.params().items()}
+
+
+def raise_all(source: Path, problems: Sequence[str], hints: Sequence[str] = ()) -> None:
+    """Say everything that is wrong at once.
+
+    Raises:
+        ArchcError: something is.
+    """
+    if problems:
+        lines = "\n  ".join((*problems, *hints))
+        count = len(problems)
+        raise ArchcError(f"{source}: {count} tensor{'s' if count > 1 else ''} don't fit the model\n  {lines}")
+
+
+def _dtypes(parts: Sequence[Part], names: Mapping[str, str], stored: Stored) -> tuple[dict[str, str], list[str]]:
+    """(dtype of every weight: that of the tensors that fill it, which must agree; problems)."""
+    dtypes: dict[str, str] = {}
+    problems: list[str] = []
+    for part in parts:
+        name = names[part.theirs]
+        dtype = stored.dtypes.get(name)
+        if dtype is None:
+            continue
+        if dtype not in DTYPES:
+            problems.append(f"{name} is {dtype}; weights should be {', '.join(DTYPES)}")
+            continue
+        for ours in part.ours:
+            if dtypes.setdefault(ours, dtype) != dtype:
+                problems.append(f"{name} is {dtype}, other parts of {ours} are {dtypes[ours]}")
+    return dtypes, problems
