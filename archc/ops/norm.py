@@ -77,6 +77,26 @@ class GatedNorm(Op):
 
 
 @op
+class GatedGroupNorm(Op):
+    """``rms_norm(x act(gate)) w``, each of ``groups`` slices by its own mean square; the output of Mamba-2. Inputs (x, gate)."""
+
+    op_name = "gated_group_norm"
+    eps: float
+    groups: int = 1
+    function: str = "silu"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if inputs[0].shape != inputs[1].shape:
+            raise GraphError(f"gated_group_norm: {inputs[0]} and its gate {inputs[1]} differ")
+        if self.groups < 1 or inputs[0].width % self.groups:
+            raise GraphError(f"gated_group_norm: width {inputs[0].width} is no multiple of {self.groups} groups")
+        return (inputs[0],)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        return {"weight": Param("weight", (inputs[0].width,), axes=(inputs[0].axis,), init="ones")}
+
+
+@op
 class L2Norm(Op):
     """``x / sqrt(sum x^2 + eps)`` a head."""
 

@@ -79,6 +79,25 @@ class GatedNorm(nn.Module):
         return f"{tuple(self.weight.shape)}, eps={self.eps}, gate={self.function}"
 
 
+class GatedGroupNorm(nn.Module):
+    """``rms_norm(x act(gate)) w``, each of several slices by its own mean square; gated in float32."""
+
+    weight: nn.Parameter
+
+    def __init__(self, op: ops.GatedGroupNorm) -> None:
+        super().__init__()
+        self.eps, self.groups, self.function = op.eps, op.groups, op.function
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        y = x.to(wide) * ACTIVATIONS[self.function](gate.to(wide))
+        y = rms(y.unflatten(-1, (self.groups, -1)), None, self.eps).flatten(-2)
+        return y.to(x.dtype) * self.weight
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.eps}, groups={self.groups}, gate={self.function}"
+
+
 def weightless_rms(x: Tensor, *, head_dim: int, eps: float) -> Tensor:
     """RMS norm of each head without weights."""
     return rms(x.unflatten(-1, (-1, head_dim)), None, eps).flatten(-2)
@@ -111,6 +130,13 @@ def layer_norm(node: Node, context: Context) -> nn.Module:
 def gated_norm(node: Node, context: Context) -> nn.Module:
     assert isinstance(node.op, ops.GatedNorm)
     module = GatedNorm(node.op)
+    context.register(module, node.params["weight"], "weight")
+    return module
+
+
+def gated_group_norm(node: Node, context: Context) -> nn.Module:
+    assert isinstance(node.op, ops.GatedGroupNorm)
+    module = GatedGroupNorm(node.op)
     context.register(module, node.params["weight"], "weight")
     return module
 

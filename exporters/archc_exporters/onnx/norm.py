@@ -60,6 +60,22 @@ def gated_norm(ctx: Lowering, node: Node, x: ir.Value, gate: ir.Value) -> ir.Val
     return ctx.op("Mul", y, activate(ctx, gate, op.function))
 
 
+def gated_group_norm(ctx: Lowering, node: Node, x: ir.Value, gate: ir.Value) -> ir.Value:
+    """The gated value through RMSNormalization; with several groups over each of them without weights, then the weight."""
+    op = node.op
+    assert isinstance(op, ops.GatedGroupNorm)
+    width = node.inputs[0].width
+    y = ctx.op("Mul", x, activate(ctx, gate, op.function))
+    if op.groups == 1:
+        ctx.note("Mul and RMSNormalization: GatedRMSNorm gates behind its norm")
+        return ctx.op("RMSNormalization", y, ctx.weight(node, "weight"), axis=-1, epsilon=op.eps)
+    ctx.note(
+        "Mul, RMSNormalization between two Reshapes, a group at a time, and Mul: each group has weights of its own"
+    )
+    ones = ctx.constant(np.ones(width // op.groups, NUMPY_DTYPES[ctx.dtype]))
+    return ctx.op("Mul", _per_head(ctx, y, [ones], width, width // op.groups, op.eps), ctx.weight(node, "weight"))
+
+
 def l2_norm(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     """An RMS norm with weight 1/sqrt(d) and epsilon eps/d is exactly x / sqrt(sum x^2 + eps)."""
     op = node.op

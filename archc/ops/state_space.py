@@ -1,0 +1,83 @@
+"""The selective state space of Mamba-2: a decay and a step a head and token, a state as wide as its keys times its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from archc.errors import GraphError
+from archc.ir.op import Form, Op, Pairs, op
+from archc.ir.size import BATCH, SEQ, Dim, ceil_div
+from archc.ir.values import Param, State, TensorType
+from archc.ops.linear_attention import CHUNK
+
+
+@op
+class StateSpace(Op):
+    """State space duality (SSD), arXiv 2405.21060; inputs (x, B, C, dt), state (batch, heads, state_size, head_dim).
+
+    A step ``dt = softplus(dt + dt_bias)``, clamped to ``time_step_limit`` where that is given, a head and token; then
+    ``S = exp(-exp(A_log) dt) S + B (dt x)^T`` and ``y = C S + D x``. A group of B and C serves the next num_heads / n_groups
+    heads. Computed in float32 whatever the model's dtype.
+    """
+
+    op_name = "state_space"
+    num_heads: int
+    head_dim: int
+    n_groups: int
+    state_size: int
+    time_step_limit: tuple[float, float] | None = None
+    state_dtype: str = "float32"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        x, b, c, dt = inputs
+        if self.n_groups < 1 or self.num_heads % self.n_groups:
+            raise GraphError(f"state_space: {self.num_heads} heads are no multiple of {self.n_groups} groups")
+        grouped = self.n_groups * self.state_size
+        if (x.width, b.width, c.width, dt.width) != (self.num_heads * self.head_dim, grouped, grouped, self.num_heads):
+            raise GraphError(
+                f"state_space: {x}, {b}, {c}, {dt} don't fit {self.num_heads} heads of {self.head_dim} "
+                f"and {self.n_groups} groups of {self.state_size}"
+            )
+        return (x.with_width(x.width, "heads"),)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        inits = {"A_log": "a_log", "dt_bias": "dt_bias", "D": "ones"}
+        return {
+            name: Param(name, (self.num_heads,), axes=("heads",), init=init, dtype="float32")
+            for name, init in inits.items()
+        }
+
+    def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
+        shape = (BATCH, self.num_heads, self.state_size, self.head_dim)
+        axes = (None, "heads", None, None)
+        return {
+            "recurrent_state": State(
+                "recurrent_state", shape, shape, growth="fixed", role="recurrent", dtype=self.state_dtype, axes=axes
+            )
+        }
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        return BATCH * state_space_flops(
+            self.num_heads, self.n_groups, self.state_size, self.head_dim, form=form, pairs=pairs
+        )
+
+
+def state_space_flops(heads: int, groups: int, key_dim: int, value_dim: int, *, form: Form, pairs: Pairs) -> Dim:
+    """FLOPs of one sequence.
+
+    ``few``: two products of the K x V state a head and token. ``many``: for a chunk of r tokens the scores of a group, which
+    its heads share, their product with the values of each head, and two products with its state; ``needed`` counts lower
+    triangles, ``dense`` whole chunks of 64 and whole squares.
+    """
+    k, v = key_dim, value_dim
+    if form == "few":
+        return SEQ * (heads * 4 * k * v)
+    chunks = ceil_div(SEQ, CHUNK)
+
+    def one_chunk(tokens: Dim, square: Dim) -> Dim:
+        return square * (groups * k + heads * v) + tokens * (heads * 4 * k * v)
+
+    if pairs == "dense":
+        return chunks * one_chunk(CHUNK, 2 * CHUNK * CHUNK)
+    full, rest = chunks - 1, SEQ - (chunks - 1) * CHUNK
+    return full * one_chunk(CHUNK, CHUNK * CHUNK + CHUNK) + one_chunk(rest, rest * rest + rest)
