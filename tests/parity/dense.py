@@ -98,6 +98,44 @@ stack: {num_layers: 3, block: pre_norm, mixer: attn, ffn: mlp}
     twists=(NARROWER, WIDER),
 )
 
+GRANITE = Family(
+    name="granite",
+    model_class="GraniteForCausalLM",
+    config_class="GraniteConfig",
+    # The width of a head is no key of this family: it is hidden_size / num_heads.
+    config=config(
+        **{key: value for key, value in GQA.items() if key != "head_dim"},
+        attention_bias=True,
+        mlp_bias=True,
+        embedding_multiplier=0.75,
+        logits_scaling=4.0,
+        residual_multiplier=0.5,
+        attention_multiplier=0.125,
+        rope_parameters=ROPE,
+    ),
+    # Its logits are a quarter of the others', and so is their rounding.
+    tolerance=1.5e-5,
+    spec=spec(
+        "granite",
+        """
+position: {kind: rope, theta: 10000.0}
+mixers:
+  attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16, qkv_bias: true, o_bias: true, softmax_scale: 0.125}
+ffns: {mlp: {kind: swiglu, intermediate_size: 96, bias: true}}
+stack: {num_layers: 3, block: {kind: pre_norm, residual_multiplier: 0.5}, mixer: attn, ffn: mlp}
+head: {kind: lm, logit_scale: 1/4}
+""",
+    ).replace("tie_word_embeddings: false", "tie_word_embeddings: false, scale: 0.75"),
+    twists=(
+        EPS,
+        THETA,
+        ("scale: 0.75", "scale: 0.76"),
+        ("softmax_scale: 0.125", "softmax_scale: 0.13"),
+        ("residual_multiplier: 0.5", "residual_multiplier: 0.51"),
+        ("logit_scale: 1/4", "logit_scale: 1/5"),
+    ),
+)
+
 QWEN3 = Family(
     name="qwen3",
     model_class="Qwen3ForCausalLM",

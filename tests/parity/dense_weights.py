@@ -86,6 +86,11 @@ _OPT: Rules = (
     (_OPT_LAYER + r"fc1\.(weight|bias)", _opt("ffn.up_proj")),
     (_OPT_LAYER + r"fc2\.(weight|bias)", _opt("ffn.down_proj")),
     (_OPT_LAYER + r"final_layer_norm\.(weight|bias)", _opt("ffn_norm")),
+    *(
+        (rf"model\.decoder\.{theirs}\.{leaf}", _whole(f"{ours}.{leaf}"))
+        for theirs, ours in (("final_layer_norm", "norm"), ("project_in", "embed_proj"), ("project_out", "head_proj"))
+        for leaf in ("weight", "bias")
+    ),
 )
 
 LAYERS: dict[str, Rules] = {
@@ -95,6 +100,7 @@ LAYERS: dict[str, Rules] = {
     "minimax_m2": ((_LAYER + r"mlp\.e_score_correction_bias", _in_layer("ffn.router.e_score_correction_bias")),),
     "olmo2": _OUTPUT_NORMS,
     "opt": _OPT,
+    "opt_prenorm": _OPT,
     "phi3": _JOINED,
     "phi3_long": _JOINED,
 }

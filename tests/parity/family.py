@@ -48,6 +48,11 @@ def config(**changes: Any) -> dict[str, Any]:
     return {**base, **changes}
 
 
+def layer_norm_config(**changes: Any) -> dict[str, Any]:
+    """The same for families whose norms are not root mean squares: they have no ``rms_norm_eps``."""
+    return {key: value for key, value in config(**changes).items() if key != "rms_norm_eps"}
+
+
 def spec(name: str, body: str, *, tied: bool = False) -> str:
     head = f"""
 spec_version: 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.family import EPS, ROPE, THETA, Family, config, spec
+from tests.parity.family import EPS, ROPE, THETA, Family, layer_norm_config, spec
 
 KEY_BIAS = (r"layers\.\d+\.mixer\.k_proj\.bias",)
 """Without a rotation a constant in all keys cancels in the softmax."""
@@ -63,7 +63,7 @@ GPT_NEOX = Family(
     name="gpt_neox",
     model_class="GPTNeoXForCausalLM",
     config_class="GPTNeoXConfig",
-    config=config(
+    config=layer_norm_config(
         num_attention_heads=4,
         intermediate_size=96,
         layer_norm_eps=0.01,
@@ -102,6 +102,7 @@ def bloom(name: str, block: str) -> Family:
             "hidden_size": 48,
             "n_layer": 3,
             "n_head": 6,
+            "seq_length": 128,
             "bos_token_id": 1,
             "eos_token_id": 2,
             "layer_norm_epsilon": 0.01,
@@ -131,7 +132,7 @@ stack: {{num_layers: 3, block: {block}, mixer: attn, ffn: mlp}}
 
 BLOOM, BLOOM_NORMED = bloom("bloom", "pre_norm"), bloom("bloom_normed", "normed_residual")
 
-_FALCON = config(num_attention_heads=4, ffn_hidden_size=96, layer_norm_epsilon=0.01)
+_FALCON = layer_norm_config(num_attention_heads=4, ffn_hidden_size=96, layer_norm_epsilon=0.01)
 
 FALCON = Family(
     name="falcon",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.family import EPS, GQA, NARROWER, ROPE, THETA, WIDER, Family, config, spec
+from tests.parity.family import EPS, GQA, NARROWER, ROPE, THETA, WIDER, Family, config, layer_norm_config, spec
 
 SLIDING, WHOLE = "sliding_attention", "full_attention"
 
@@ -153,7 +153,7 @@ COHERE2 = Family(
     name="cohere2",
     model_class="Cohere2ForCausalLM",
     config_class="Cohere2Config",
-    config=config(
+    config=layer_norm_config(
         **GQA,
         num_hidden_layers=4,
         layer_norm_eps=0.01,
@@ -273,6 +273,7 @@ def phi3(name: str, original: int, long: bool) -> Family:
         # The width of a head is no key of this family: it is hidden_size / num_heads.
         config=config(
             **{key: value for key, value in GQA.items() if key != "head_dim"},
+            max_position_embeddings=128 if long else original,
             sliding_window=None if long else 8,
             original_max_position_embeddings=original,
             rope_parameters={**rope, "original_max_position_embeddings": original, **lists},
