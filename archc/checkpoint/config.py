@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from archc.errors import ArchcError
+
 Verdict = Literal["used", "default", "no effect", "refused"]
 
 _MISSING = object()
@@ -53,6 +55,19 @@ class Account:
     value: Any
     verdict: Verdict
     note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same by name."""
+        return {"key": self.key, "value": self.value, "verdict": self.verdict, "note": self.note}
+
+
+class ConfigError(ArchcError):
+    """A configuration that can't be honoured, and what became of its keys."""
+
+    def __init__(self, message: str, family: str, accounts: tuple[Account, ...]) -> None:
+        super().__init__(message)
+        self.family = family
+        self.accounts = accounts
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from archc import registry
-from archc.checkpoint.config import Account, Config
+from archc.checkpoint.config import Account, Config, ConfigError
 from archc.checkpoint.family import Checkpoint
 from archc.checkpoint.reading import read_config
 from archc.errors import ArchcError
@@ -66,7 +66,9 @@ def import_data(data: Mapping[str, Any], *, name: str, source: str = "config.jso
     body = _body(checkpoint, config, source)
     if config.problems:
         lines = "\n  ".join(config.problems)
-        raise ArchcError(f"{source}: {len(config.problems)} keys of {model_type} can't be honoured\n  {lines}")
+        count = len(config.problems)
+        message = f"{source}: {count} key{'s' if count > 1 else ''} of {model_type} can't be honoured\n  {lines}"
+        raise ConfigError(message, model_type, tuple(config.accounts.values()))
     text = spec_text({"spec_version": 1, "name": name, "dtype": str(dtype), **body})
     spec = loads_spec(text, file=f"<spec of {source}>")
     return Imported(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import keyword
 import os
 import sys
 from importlib import import_module
@@ -19,11 +20,13 @@ COMMANDS = {
     "export": "A fused ONNX model.",
     "run": "Text or ids that an exported model writes.",
     "bench": "How fast an exported model runs, beside what memory allows.",
+    "import": "The spec of a published model's config.json, every key accounted for.",
+    "convert": "Weights of a checkpoint under archc's names, and back.",
     "inspect": "Which provider takes each node of an ONNX file, and what it can't run.",
     "schema": "The JSON Schema of specs, for editors.",
     "plugins": "The kinds, ops and exporters that are installed.",
 }
-"""Command -> its one line. The module archc.cli.<command> holds it as ``command``."""
+"""Command -> its one line. The module archc.cli.<command> holds it as ``command``; a word of Python's own ends in _."""
 
 
 class LazyGroup(click.Group):
@@ -35,7 +38,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return import_module(f"archc.cli.{cmd_name}").command
+        return import_module(f"archc.cli.{cmd_name}{'_' * keyword.iskeyword(cmd_name)}").command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

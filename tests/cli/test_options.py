@@ -77,6 +77,8 @@ OPTIONS = {
         "--threads",
         "--json",
     ],
+    "import": ["CONFIG|DIR", "--output", "--name", "--overwrite", "--check", "--json"],
+    "convert": ["DIR", "--output", "--to", "--allow-unused", "--max-shard-size", "--name", "--json"],
     "inspect": ["MODEL.onnx", "--provider", "--fail-on-cpu", "--fail-on-memcpy", "--json"],
     "schema": ["--output", "--markdown"],
     "plugins": ["--family", "--verbose", "--json"],

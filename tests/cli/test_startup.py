@@ -32,7 +32,21 @@ def loaded(*arguments: str, watched: tuple[str, ...]) -> list[str]:
     [
         ["--help"],
         ["--version"],
-        *([name, "--help"] for name in ("estimate", "show", "validate", "build", "export", "run", "bench", "inspect")),
+        *(
+            [name, "--help"]
+            for name in (
+                "estimate",
+                "show",
+                "validate",
+                "build",
+                "export",
+                "run",
+                "bench",
+                "inspect",
+                "import",
+                "convert",
+            )
+        ),
     ],
     ids=" ".join,
 )
