@@ -6,7 +6,8 @@ from tests.parity.deltanet import OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from tests.parity.dense import GRANITE, LLAMA, LLAMA_FULL, LLAMA_LINEAR, MISTRAL, QWEN3
 from tests.parity.fused import BLOOM, BLOOM_NORMED, FALCON, FALCON_ALIBI, FALCON_NEW_ARCH, GPT2, GPT_NEOX
 from tests.parity.latent import DEEPSEEK_V2, DEEPSEEK_V2_LITE, DEEPSEEK_V3, KIMI_LINEAR
-from tests.parity.layouts import MINIMAX, OPT, OPT_PRENORM
+from tests.parity.layouts import OPT, OPT_PRENORM
+from tests.parity.lightning import MINIMAX, MINIMAX_LINEAR_FIRST
 from tests.parity.mixtures import GLM4_MOE, MINIMAX_M2
 from tests.parity.normed import COHERE2, GEMMA2, GEMMA3, LLAMA4, OLMO2, PHI3, PHI3_LONG, QWEN2
 from tests.parity.sparse import GPT_OSS, MIXTRAL, QWEN3_MOE
@@ -28,6 +29,7 @@ FAMILIES = (
     GLM4_MOE,
     MINIMAX_M2,
     MINIMAX,
+    MINIMAX_LINEAR_FIRST,
     OPT,
     OPT_PRENORM,
     MIXTRAL,

@@ -18,7 +18,9 @@ class Family:
     Rounding is amplified by the random weights, each family by its own; ``seed`` was picked for little of it. ``twists``
     are (text of the spec, another text): changes that keep every shape, each of which must move the logits. ``unseen``
     are patterns of weights that no logit can show, because softmax cancels them; cached keys must show those.
-    ``final_norm`` is transformers' name of that weight, ``attention`` the implementation that is right there.
+    ``final_norm`` is transformers' name of that weight, ``attention`` the implementation that is right there. ``derived`` are
+    patterns of persistent buffers that follow from the config: they keep their values, and are no weights of archc.
+    ``states_positions`` where transformers loses count of them.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Family:
     unseen: tuple[str, ...] = ()
     final_norm: str = "model.norm.weight"
     attention: str = "eager"
+    derived: tuple[str, ...] = ()
+    states_positions: bool = False
 
 
 def config(**changes: Any) -> dict[str, Any]:

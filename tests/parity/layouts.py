@@ -1,8 +1,8 @@
-"""Residual layouts that no other family has: OPT's norms after the sum, and MiniMax-01's normed stream."""
+"""A residual layout that no other family has: OPT's norms after the sum."""
 
 from __future__ import annotations
 
-from tests.parity.family import EPS, GQA, NOT_RENORMALISED, ROPE, THETA, Family, config, spec
+from tests.parity.family import Family, spec
 
 _OPT_CONFIG = {
     "vocab_size": 96,
@@ -64,50 +64,5 @@ OPT_PRENORM = Family(
         ("eps: 1e-5", "eps: 1e-2"),
         ("activation: relu", "activation: gelu"),
         ("block: pre_norm", "block: {kind: pre_norm, residual_multiplier: 0.99}"),
-    ),
-)
-
-MINIMAX = Family(
-    name="minimax",
-    model_class="MiniMaxForCausalLM",
-    config_class="MiniMaxConfig",
-    # Its layers of full attention; the factors of both branches are equal, as one block has one of each.
-    config=config(
-        **{**GQA, "intermediate_size": 24},
-        layer_types=["full_attention"] * 3,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        full_attn_alpha_factor=0.75,
-        full_attn_beta_factor=1.5,
-        mlp_alpha_factor=0.75,
-        mlp_beta_factor=1.5,
-        rope_parameters=ROPE,
-    ),
-    spec=spec(
-        "minimax",
-        """
-position: {kind: rope, theta: 10000.0}
-mixers: {attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 24}}
-ffns:
-  moe:
-    kind: moe
-    num_experts: 8
-    num_experts_per_tok: 2
-    intermediate_size: 24
-    router: {scoring_func: softmax, norm_topk_prob: true}
-stack:
-  num_layers: 3
-  block: {kind: normed_residual, skip_multiplier: 0.75, residual_multiplier: 1.5}
-  mixer: attn
-  ffn: moe
-""",
-    ),
-    twists=(
-        EPS,
-        THETA,
-        NOT_RENORMALISED,
-        ("skip_multiplier: 0.75", "skip_multiplier: 0.76"),
-        ("residual_multiplier: 1.5", "residual_multiplier: 1.51"),
-        ("kind: normed_residual", "kind: pre_norm"),
     ),
 )

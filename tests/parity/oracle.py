@@ -6,6 +6,7 @@ Nothing here knows archc.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -32,7 +33,7 @@ class Oracle:
         config._experts_implementation = "eager"
         torch.manual_seed(family.seed)
         self.model = getattr(transformers, family.model_class)(config).eval()
-        _randomise(self.model, family.seed + 1)
+        _randomise(self.model, family.seed + 1, family.derived)
         draw = torch.Generator().manual_seed(family.seed + 2)
         self.ids = torch.randint(FIRST_ID, LAST_ID, (BATCH, TOKENS), generator=draw)
         self.logits = self.forward(self.ids)
@@ -47,7 +48,10 @@ class Oracle:
         """Logits of the same ids, fed in pieces through transformers' own cache."""
         memory, past, pieces = None, 0, []
         for length in lengths:
-            out = self.model(input_ids=self.ids[:, past : past + length], cache=memory, use_cache=True)
+            more: dict[str, Any] = {}
+            if self.family.states_positions:
+                more["position_ids"] = torch.arange(past, past + length).unsqueeze(0)
+            out = self.model(input_ids=self.ids[:, past : past + length], cache=memory, use_cache=True, **more)
             memory = out.cache
             pieces.append(out.logits)
             past += length
@@ -60,8 +64,11 @@ class Oracle:
         return [layer.keys for layer in cache.layers]
 
     def state(self) -> Mapping[str, Tensor]:
-        """Every persistent tensor under its run-time name; a tied one under each of its names."""
-        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        """Every persistent tensor that the config does not give, under its run-time name; a tied one under each of its names."""
+        derived = self.family.derived
+        return {
+            name: tensor.detach() for name, tensor in self.model.state_dict().items() if not _matches(name, derived)
+        }
 
     def tied(self) -> dict[str, str]:
         """Names that stand for a tensor which another name holds, and that name."""
@@ -76,8 +83,12 @@ def oracle_of(family_name: str) -> Oracle:
     return Oracle(next(family for family in FAMILIES if family.name == family_name))
 
 
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
 @torch.no_grad()
-def _randomise(model: Any, seed: int) -> None:
+def _randomise(model: Any, seed: int, derived: Iterable[str] = ()) -> None:
     """A value for every persistent tensor that is not its initial one, so that none can be dropped or swapped unseen.
 
     Matrices are N(0, 1 / columns), vectors their initial value + N(0, 0.2). Decays are drawn so that a state forgets
@@ -87,7 +98,7 @@ def _randomise(model: Any, seed: int) -> None:
     tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     seen: set[int] = set()
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        if tensor.data_ptr() in seen:
+        if tensor.data_ptr() in seen or _matches(name, derived):
             continue
         seen.add(tensor.data_ptr())
         leaf = name.rsplit(".", 1)[-1]

@@ -71,7 +71,7 @@ EXAMPLES: dict[str, Example] = {
     "block.post_norm": example(),
     "block.sandwich": example(),
     "block.output_norm": example(),
-    "block.normed_residual": example(),
+    "block.normed_residual": example(ffn_residual_multiplier=0.5, ffn_skip_multiplier=2.0),
     "block.parallel": example(shared_norm=True),
     "head.lm": example(bias=True, final_logit_softcapping=3.0),
     "head.none": example(),

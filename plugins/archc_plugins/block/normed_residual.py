@@ -16,10 +16,16 @@ class NormedResidual(Block):
     """Factor on each branch before it is added."""
     skip_multiplier: Scale = ONE
     """Factor on what the branch is added to."""
+    ffn_residual_multiplier: Scale | None = None
+    """Factor on the feed-forward's branch. Default: residual_multiplier."""
+    ffn_skip_multiplier: Scale | None = None
+    """Factor on what the feed-forward's branch is added to. Default: skip_multiplier."""
 
     def define(self, g: Builder, x: Value, *, mixer: SubLayer | None, ffn: SubLayer | None, norm: NormLayer) -> Value:
-        for name, branch in (("mixer", mixer), ("ffn", ffn)):
+        skip, share = self.skip_multiplier, self.residual_multiplier
+        ffn_skip, ffn_share = self.ffn_skip_multiplier or skip, self.ffn_residual_multiplier or share
+        for name, branch, kept, added in (("mixer", mixer, skip, share), ("ffn", ffn, ffn_skip, ffn_share)):
             if branch is not None:
                 normed = norm(f"{name}_norm", x)
-                x = join(g, normed, branch(normed), skip=self.skip_multiplier, branch=self.residual_multiplier)
+                x = join(g, normed, branch(normed), skip=kept, branch=added)
         return x
