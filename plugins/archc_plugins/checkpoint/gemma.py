@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from archc.checkpoint.common import DEFAULT_THETA, activation, rope, stack, tokenizer
 from archc.checkpoint.config import Config
-from archc.checkpoint.family import Checkpoint
-from archc.checkpoint.rules import Dropped, Rule, rule
+from archc.checkpoint.family import Checkpoint, Nested
+from archc.checkpoint.rules import Dropped, LeftOut, Naming, Rule, rule
 from archc.graph.graph import Graph
 from archc_plugins.checkpoint.cohere2 import FULL, SLIDING, layer_types
 from archc_plugins.checkpoint.granite import plain
@@ -131,6 +131,44 @@ class Gemma3Text(Gemma2):
         biases = {"qkv_bias": True, "o_bias": True} if config.take("attention_bias") else {}
         config.ignore("attn_logit_softcapping", why="the model class never reads it")
         return {**biases, "qk_norm": "head", "softmax_scale": _softmax_scale(config)}
+
+
+# How files of several towers write the names of the text model: published ones, and transformers as it runs them.
+TOWERED: tuple[Naming, ...] = (
+    (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
+    (("model.", "model.language_model."),),
+)
+VISION: tuple[LeftOut, ...] = (
+    LeftOut("vision_tower.*", "the vision tower"),
+    LeftOut("model.vision_tower.*", "the vision tower"),
+    LeftOut("multi_modal_projector.*", "what brings images to the text model"),
+    LeftOut("model.multi_modal_projector.*", "what brings images to the text model"),
+)
+
+
+class Gemma3(Nested):
+    """The text side of Gemma3ForConditionalGeneration."""
+
+    model_class: ClassVar[str] = "Gemma3ForConditionalGeneration"
+    text: ClassVar[type[Checkpoint]] = Gemma3Text
+    defaults: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": True}
+    other_namings: ClassVar[Sequence[Naming]] = TOWERED
+    towers: ClassVar[Sequence[LeftOut]] = VISION
+    outer_no_effect: ClassVar[Mapping[str, str]] = {
+        "vision_config": "of the vision tower, which is left out",
+        **dict.fromkeys(
+            (
+                "mm_tokens_per_image",
+                "boi_token_index",
+                "eoi_token_index",
+                "image_token_index",
+                "boi_token_id",
+                "eoi_token_id",
+                "image_token_id",
+            ),
+            "of images among the text",
+        ),
+    }
 
 
 def _softmax_scale(config: Config) -> str:
