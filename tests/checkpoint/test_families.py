@@ -26,7 +26,7 @@ pytestmark = pytest.mark.torch
 _READ = (
     "llama llama_linear llama_full mistral qwen2 qwen3",
     "olmo2 phi3 phi3_long granite cohere2 gemma2 gemma3_text gpt2 gpt_neox",
-    "falcon falcon_new_arch falcon_alibi bloom bloom_normed opt opt_prenorm",
+    "falcon falcon_new_arch falcon_alibi bloom bloom_normed opt opt_prenorm llama4",
 )
 NAMES = tuple(name for name in BY_NAME if name in " ".join(_READ).split())
 
