@@ -18,6 +18,7 @@ COMMANDS = {
     "validate": "Check spec files and print every problem.",
     "build": "A PyTorch model: its module tree, or its files.",
     "export": "A fused ONNX model.",
+    "generate": "Text or ids that a torch model writes.",
     "run": "Text or ids that an exported model writes.",
     "bench": "How fast an exported model runs, beside what memory allows.",
     "import": "The spec of a published model's config.json, every key accounted for.",

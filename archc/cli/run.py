@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from archc.cli.options import (
-    POSITIVE,
     Command,
     json_option,
     max_model_len_option,
@@ -13,53 +12,18 @@ from archc.cli.options import (
     require_extra,
     threads_option,
 )
+from archc.cli.writing_options import chunk_size_option, drawing_options, ids_option, prompt_options
 
 
 @click.command("run", cls=Command)
 @click.argument("folder", metavar="DIR")
-@click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt. Can be repeated.")
-@click.option("--prompt-ids", "ids", multiple=True, metavar="1,2,3", help="A prompt as ids. Can be repeated.")
-@click.option(
-    "--prompt-file",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help="A file that is one prompt, - for stdin. Can be repeated.",
-)
-@click.option("--max-new-tokens", type=POSITIVE, metavar="N", help="Tokens to generate a prompt. Default: 128.")
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    metavar="T",
-    default=0.0,
-    show_default=True,
-    help="Divides the logits; 0 takes the likeliest.",
-)
-@click.option(
-    "--top-k", type=click.IntRange(min=0), metavar="K", default=0, show_default=True, help="Keep so many ids; 0: all."
-)
-@click.option(
-    "--top-p",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    metavar="P",
-    default=1.0,
-    show_default=True,
-    help="Keep the likeliest ids that together have this probability.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws.")
-@click.option("--batch-size", type=POSITIVE, metavar="N", help="Prompts at once. Default: all.")
+@prompt_options
+@drawing_options
 @provider_option
 @threads_option
-@click.option(
-    "--chunk-size",
-    type=POSITIVE,
-    metavar="TOKENS",
-    default=512,
-    show_default=True,
-    help="Tokens of a prompt at a time.",
-)
+@chunk_size_option
 @max_model_len_option
-@click.option("--ids", "as_ids", is_flag=True, help="Print ids even where there is a tokenizer.")
+@ids_option
 @json_option
 def command(
     folder: str,
@@ -70,7 +34,10 @@ def command(
     temperature: float,
     top_k: int,
     top_p: float,
+    min_p: float,
+    repetition_penalty: float,
     seed: int,
+    stop_ids: tuple[int, ...] | None,
     batch_size: int | None,
     provider: str | None,
     threads: int,
@@ -81,22 +48,32 @@ def command(
 ) -> None:
     """Continue prompts with the model in DIR, a folder that archc export wrote. Text goes to stdout as it comes."""
     require_extra("onnx", ("onnxruntime", "numpy", "ml_dtypes"), "archc run")
-    from archc.cli.run_model import Output, read_prompts, run_model
+    from archc.cli.writing import Output, read_prompts, write
+    from archc.runtime import load
 
-    run_model(
-        folder,
-        read_prompts(texts, ids, files),
+    prompts = read_prompts(texts, ids, files)
+    model = load(folder, provider=provider, threads=threads)
+    made_for = model.contract.target.provider
+    if provider is None and model.provider != made_for:
+        click.echo(
+            f"archc: runs on {model.provider}; the file was made for {made_for}, and no device is found", err=True
+        )
+    write(
+        model.generate,
+        prompts,
         {
             "max_new_tokens": max_new_tokens,
             "temperature": temperature,
             "top_k": top_k,
             "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
             "seed": seed,
+            "stop_ids": stop_ids,
             "chunk_size": chunk_size,
             "max_model_len": max_model_len,
         },
         batch_size=batch_size,
-        provider=provider,
-        threads=threads,
-        output=Output.JSON if as_json else Output.IDS if as_ids else Output.TEXT,
+        output=Output.JSON if as_json else Output.IDS if as_ids or model.text is None else Output.TEXT,
+        told={"name": model.contract.name, "provider": model.provider},
     )

@@ -22,6 +22,11 @@ class Text:
         tokenizer.no_padding()
         tokenizer.no_truncation()
 
+    @property
+    def last_id(self) -> int:
+        """The highest id that it knows, added tokens included; -1 where it knows none."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with the special tokens that the tokenizer puts around it."""
         return self._tokenizer.encode(text).ids

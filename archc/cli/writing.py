@@ -1,9 +1,9 @@
-"""Prompts from the command line through an exported model, and what it writes, as it comes."""
+"""Prompts from the command line through a model that generates, and what it writes, as it comes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
@@ -13,8 +13,8 @@ import click
 
 from archc.cli.options import print_json, stdout_is_terminal
 from archc.cli.progress import progress_bar
+from archc.cli.writing_options import ids_of
 from archc.errors import ArchcError
-from archc.runtime import load
 
 Output = Enum("Output", ["TEXT", "IDS", "JSON"])
 Prompt = str | list[int]
@@ -38,7 +38,7 @@ def read_prompts(texts: Sequence[str], ids: Sequence[str], files: Sequence[str])
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.replace(",", " ").split()]
+        return ids_of(text)
     except ValueError:
         raise ArchcError(f"--prompt-ids should be ids as in 1,2,3 (found {text!r})") from None
 
@@ -50,27 +50,30 @@ def _content(file: str) -> str:
         raise ArchcError(f"{file} can't be read: {error}") from error
 
 
-def run_model(
-    folder: str,
+def write(
+    generate: Callable[..., Any],
     prompts: Sequence[Prompt],
     options: Mapping[str, Any],
     *,
     batch_size: int | None,
-    provider: str | None,
-    threads: int,
     output: Output,
+    told: Mapping[str, Any],
 ) -> None:
-    """Generate for all prompts, ``batch_size`` at once, and print texts or ids on stdout, rates on stderr."""
-    model = load(folder, provider=provider, threads=threads)
-    _say_provider(model, provider)
-    if model.text is None and output is Output.TEXT:
-        output = Output.IDS
+    """Generate for all prompts, ``batch_size`` at once, and print texts or ids on stdout, rates on stderr.
+
+    ``generate`` is a model's, ``options`` its arguments; ``told`` are the entries of the JSON that say what ran where, and
+    all but its name end the line of rates.
+    """
     rows: list[dict[str, Any]] = []
     timings: list[Any] = []
-    for batch in _batches(prompts, batch_size or len(prompts)):
+    size = batch_size or len(prompts)
+    for start in range(0, len(prompts), size):
+        batch = prompts[start : start + size]
+        # What a prompt gives depends on its number, not on who shares its batch.
+        seeds = [(options["seed"], start + row) for row in range(len(batch))]
         # One prompt is printed while it comes; the rows of a batch would be mixed.
         streams = len(prompts) == 1 and output is not Output.JSON
-        made = _generate(model, batch, options, output if streams else None)
+        made = _generate(generate, batch, {**options, "seed": seeds}, output if streams else None)
         timings.append(made.timings)
         for number, ids in enumerate(made.ids):
             text = None if made.texts is None else made.texts[number]
@@ -79,25 +82,14 @@ def run_model(
                 _print_row(len(rows) - 1, rows[-1], output)
     total = _summed(timings)
     if output is Output.JSON:
-        print_json({"name": model.contract.name, "provider": model.provider, "rows": rows, "timings": total})
+        print_json({**told, "rows": rows, "timings": total})
     else:
-        _print_timings(total, model.provider)
+        _print_timings(total, ", ".join(str(value) for key, value in told.items() if key != "name"))
 
 
-def _say_provider(model: Any, asked: str | None) -> None:
-    made_for = model.contract.target.provider
-    if asked is None and model.provider != made_for:
-        click.echo(
-            f"archc: runs on {model.provider}; the file was made for {made_for}, and no device is found", err=True
-        )
-
-
-def _batches(prompts: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
-    for start in range(0, len(prompts), size):
-        yield prompts[start : start + size]
-
-
-def _generate(model: Any, prompts: Sequence[Prompt], options: Mapping[str, Any], streamed: Output | None) -> Any:
+def _generate(
+    generate: Callable[..., Any], prompts: Sequence[Prompt], options: Mapping[str, Any], streamed: Output | None
+) -> Any:
     with ExitStack() as stack:
         move = stack.enter_context(progress_bar("prompt"))
         printer = _Printer(streamed)
@@ -111,7 +103,7 @@ def _generate(model: Any, prompts: Sequence[Prompt], options: Mapping[str, Any],
             if move is not None:
                 move("tokens", done, total)
 
-        return model.generate(prompts, on_token=on_token, progress=progress, **options)
+        return generate(prompts, on_token=on_token, progress=progress, **options)
 
 
 class _Printer:
@@ -149,8 +141,8 @@ def _summed(timings: Sequence[Any]) -> dict[str, float]:
     return total
 
 
-def _print_timings(timings: Mapping[str, float], provider: str) -> None:
+def _print_timings(timings: Mapping[str, float], place: str) -> None:
     parts = [f"prompt {timings['prompt_tokens']:,} tokens, {timings['prefill_tokens_per_second']:,.1f} tok/s"]
     if timings["decode_tokens"]:
         parts.append(f"decode {timings['decode_tokens']:,} tokens, {timings['decode_tokens_per_second']:,.1f} tok/s")
-    click.echo(f"archc: {'; '.join(parts)}; {provider}", err=True)
+    click.echo(f"archc: {'; '.join(parts)}; {place}", err=True)
