@@ -42,6 +42,8 @@ NO_EFFECT: dict[str, str] = {
     "problem_type": "of classification heads",
     "id2label": "of classification heads",
     "label2id": "of classification heads",
+    "is_llama_config": "says what model_type says",
+    "transformers.js_config": "of another program",
     "quantization_config": "of the stored tensors, not of the architecture",
 }
 """Keys of every family that change no number of a forward pass, with the reason."""

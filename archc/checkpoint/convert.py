@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from archc.checkpoint.family import PUBLISHED
 from archc.checkpoint.importing import Imported, import_data
 from archc.checkpoint.layouts import to_ours, to_theirs
 from archc.checkpoint.opening import Checked, checked, planned, raise_all, shapes_of
@@ -100,6 +101,7 @@ def _origin(imported: Imported, found: Checked, files: Sequence[str]) -> dict[st
     return {
         "files": list(files),
         "spec_sha256": digest(imported.text),
+        "layout": found.layout,
         "naming": [list(pair) for pair in found.match.naming],
         "untied": imported.untied,
         "copies": dict(found.copies),
@@ -116,9 +118,11 @@ def to_hf(source: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, progress: 
     Raises:
         ArchcError: ``checkpoint.json`` is missing, or the weights don't fit it.
     """
-    config, naming, untied, copies, left_out = _read_origin(source)
+    config, layout, naming, untied, copies, left_out = _read_origin(source)
     imported = import_data(config, name="checkpoint", source=str(source / ORIGIN), untied=untied)
-    found = planned(imported)
+    if layout not in imported.checkpoint.layouts(imported.graph, imported.config):
+        raise ArchcError(f"{source / ORIGIN}: {imported.family} has no layout {layout!r}")
+    found = planned(imported, layout)
     with opened(source) as stored:
         raise_all(source, [*found.problems, *_misfits(stored, imported)])
         names = {part.theirs: renamed(part.theirs, naming) for part in found.parts}
@@ -149,15 +153,16 @@ def _move_back(name: str, part: Part, stored: Stored, writer: Writer) -> None:
     writer.put(name, to_theirs(part.layout, arrays))
 
 
-def _read_origin(source: Path) -> tuple[dict[str, Any], Naming, bool, dict[str, str], list[str]]:
+def _read_origin(source: Path) -> tuple[dict[str, Any], str, Naming, bool, dict[str, str], list[str]]:
     file = source / ORIGIN
     if not file.is_file():
         raise ArchcError(f"{source} has no {ORIGIN}; the way back starts from a folder that archc convert wrote")
     origin = read_json(file)
     config, naming, copies = origin.get("config"), origin.get("naming"), origin.get("copies")
-    left_out = origin.get("left_out")
+    left_out, layout = origin.get("left_out"), origin.get("layout", PUBLISHED)
     is_sound = (
         isinstance(config, dict)
+        and isinstance(layout, str)
         and isinstance(naming, list)
         and all(
             isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in naming
@@ -173,7 +178,9 @@ def _read_origin(source: Path) -> tuple[dict[str, Any], Naming, bool, dict[str, 
     assert isinstance(naming, list)
     assert isinstance(copies, dict)
     assert isinstance(left_out, list)
-    return config, tuple((ours, theirs) for ours, theirs in naming), origin.get("untied") is True, copies, left_out
+    assert isinstance(layout, str)
+    pairs = tuple((ours, theirs) for ours, theirs in naming)
+    return config, layout, pairs, origin.get("untied") is True, copies, left_out
 
 
 def _misfits(stored: Stored, imported: Imported) -> list[str]:

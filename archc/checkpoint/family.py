@@ -10,6 +10,9 @@ from archc.checkpoint.config import Config
 from archc.checkpoint.rules import Dropped, LeftOut, Naming, Rule
 from archc.graph.graph import Graph
 
+PUBLISHED = "published"
+"""Name of the layout that ``rules`` give."""
+
 
 class Checkpoint(ABC):
     """Registered in the entry-point group ``archc.checkpoint`` under its ``model_type``."""
@@ -32,6 +35,10 @@ class Checkpoint(ABC):
         """
         return ()
 
+    def drops(self, config: Mapping[str, Any]) -> Sequence[Dropped]:
+        """Tensors that are left out without asking: ``dropped``, and those whose names depend on the configuration."""
+        return self.dropped
+
     def dtype(self, config: Config) -> str:
         """dtype of the weights, by torch's name."""
         return config.take("dtype", "torch_dtype", default="float32") or "float32"
@@ -48,6 +55,14 @@ class Checkpoint(ABC):
     @abstractmethod
     def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
         """What the checkpoint's tensors are; rules whose weights the graph has not are left out by the caller."""
+
+    def other_layouts(self, graph: Graph, config: Mapping[str, Any]) -> Mapping[str, Sequence[Rule]]:
+        """Rules for files that hold the tensors otherwise, such as all experts in one; their names are for people."""
+        return {}
+
+    def layouts(self, graph: Graph, config: Mapping[str, Any]) -> Mapping[str, Sequence[Rule]]:
+        """Every set of rules by name, the published one first, under PUBLISHED. The one that fits a file is used."""
+        return {PUBLISHED: self.rules(graph, config), **self.other_layouts(graph, config)}
 
 
 class Nested(Checkpoint):
@@ -78,6 +93,9 @@ class Nested(Checkpoint):
     def left_out(self, config: Mapping[str, Any]) -> Sequence[LeftOut]:
         return (*self.towers, *self.text().left_out(config[self.section]))
 
+    def drops(self, config: Mapping[str, Any]) -> Sequence[Dropped]:
+        return (*self.dropped, *self.text().drops(config[self.section]))
+
     def spec(self, config: Config) -> dict[str, Any]:
         inner = config.section(self.section, defaults=self.text.defaults)
         if inner is None:
@@ -98,3 +116,6 @@ class Nested(Checkpoint):
 
     def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
         return self.text().rules(graph, config[self.section])
+
+    def other_layouts(self, graph: Graph, config: Mapping[str, Any]) -> Mapping[str, Sequence[Rule]]:
+        return self.text().other_layouts(graph, config[self.section])

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from archc.checkpoint.family import PUBLISHED
 from archc.checkpoint.heads import HEAD, are_equal, stored_head
 from archc.checkpoint.importing import Imported, import_config, import_data, name_of
 from archc.checkpoint.plan import Match, Part, Plan, match, naming_of, plan
 from archc.checkpoint.reading import has_tensors, read_config
-from archc.checkpoint.rules import Rule
+from archc.checkpoint.rules import Naming, Rule, renamed
 from archc.checkpoint.tensors import DTYPES, Shape, Stored, opened
 from archc.errors import ArchcError
 from archc.graph.graph import Graph
@@ -21,6 +22,8 @@ class Checked:
     """A plan whose tensors are there, the file's names of them, dtypes of weights, and copies of tied tensors."""
 
     plan: Plan
+    layout: str
+    """Which of the family's sets of rules the plan is made of."""
     match: Match
     dtypes: Mapping[str, str]
     copies: Mapping[str, str]
@@ -65,15 +68,15 @@ def checked(
     Raises:
         ArchcError: tensors are missing, left over, misshapen or of a dtype that weights can't have; all of them are listed.
     """
-    found = planned(imported) if shapes is None else plan(_rules(imported), shapes)
     family = imported.checkpoint
+    layout, found, naming = _fitting(imported, stored, shapes or shapes_of(imported.graph))
     pair = _head_of(imported, stored) if HEAD not in (shapes or shapes_of(imported.graph)) else None
     copies = {pair[0]: pair[1]} if pair is not None and are_equal(*pair, stored) else {}
     matched = match(
         found,
         stored.shapes,
-        namings=family.namings(),
-        dropped=family.dropped,
+        namings=(naming,),
+        dropped=family.drops(imported.config),
         left_out=family.left_out(imported.config),
         allow_unused=allow_unused,
         copies=tuple(copies),
@@ -87,11 +90,24 @@ def checked(
     if pair is not None and not copies:
         hints.append(f"{pair[0]} differs from {pair[1]}, so the head is not tied: import the folder, not its {_FLAG}")
     raise_all(source, [*matched.problems, *strange], hints)
-    return Checked(found, matched, dtypes, copies)
+    return Checked(found, layout, matched, dtypes, copies)
 
 
 def _rules(imported: Imported) -> Sequence[Rule]:
     return imported.checkpoint.rules(imported.graph, imported.config)
+
+
+def _fitting(imported: Imported, stored: Stored, shapes: Mapping[str, Shape]) -> tuple[str, Plan, Naming]:
+    """(name of the layout, its plan, the naming) by which a file lacks the fewest tensors; the published one if equal."""
+    best: tuple[int, str, Plan, Naming] | None = None
+    for name, rules in imported.checkpoint.layouts(imported.graph, imported.config).items():
+        found = plan(rules, shapes)
+        naming = naming_of(found, stored.shapes, imported.checkpoint.namings())
+        missing = sum(renamed(part.theirs, naming) not in stored.shapes for part in found.parts)
+        if best is None or missing < best[0]:
+            best = (missing, name, found, naming)
+    assert best is not None
+    return best[1:]
 
 
 def _head_of(imported: Imported, stored: Stored) -> tuple[str, str] | None:
@@ -99,9 +115,9 @@ def _head_of(imported: Imported, stored: Stored) -> tuple[str, str] | None:
     return stored_head(_rules(imported), naming, stored)
 
 
-def planned(imported: Imported) -> Plan:
-    """What every weight of an imported model is filled by."""
-    return plan(_rules(imported), shapes_of(imported.graph))
+def planned(imported: Imported, layout: str = PUBLISHED) -> Plan:
+    """What every weight of an imported model is filled by, in one of the family's layouts."""
+    return plan(imported.checkpoint.layouts(imported.graph, imported.config)[layout], shapes_of(imported.graph))
 
 
 def shapes_of(graph: Graph) -> dict[str, Shape]:

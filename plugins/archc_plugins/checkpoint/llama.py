@@ -65,6 +65,9 @@ class Llama(Checkpoint):
         head_dim = config.take("head_dim", default=None) or hidden // heads
         length = config.take("max_position_embeddings")
         tied = bool(config.take("tie_word_embeddings"))
+        config.expect(
+            "rope_interleaved", False, why="asks for pairs of neighbours, which transformers does not turn here"
+        )
         layers = config.take("num_hidden_layers")
         mixer = {
             "kind": "gqa",
