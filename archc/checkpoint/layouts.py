@@ -22,6 +22,10 @@ def shape_there(layout: Layout, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
     rest = [shape[: layout.axis] + shape[layout.axis + 1 :] for shape in shapes]
     if any(other != rest[0] for other in rest):
         raise ValueError(f"parts of {', '.join(str(list(shape)) for shape in shapes)} don't stand side by side")
+    groups = _groups(layout, shapes)
+    uneven = [list(shape) for shape in shapes if shape[layout.axis] % groups]
+    if uneven:
+        raise ValueError(f"the rows of {', '.join(map(str, uneven))} are no multiple of {groups} groups")
     rows = sum(shape[layout.axis] for shape in shapes)
     shape = (*first[: layout.axis], rows, *first[layout.axis + 1 :])
     if layout.transposed and len(shape) > 1:
