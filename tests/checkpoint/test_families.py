@@ -1,4 +1,4 @@
-"""Every family: the imported spec is the known one, tensors are all used, logits are transformers', and it goes back whole."""
+"""Every family: the imported spec is the known one, every tensor is used, logits equal transformers', bits come back."""
 
 from __future__ import annotations
 

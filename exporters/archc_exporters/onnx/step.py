@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from archc.graph.graph import CAPACITY_MULTIPLE
 from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.prune import LAST_TOKEN
 
 
 def new_tokens(ctx: Lowering) -> ir.Value:
@@ -54,7 +55,11 @@ def last_token(ctx: Lowering, x: ir.Value) -> ir.Value:
         last = ctx.op("Sub", seq_column(ctx), ctx.scalar(1, ir.DataType.INT64))
         return ctx.op("Unsqueeze", last, ctx.ints(2))
 
-    return ctx.op("GatherND", x, ctx.shared("last token", make), batch_dims=1)
+    y = ctx.op("GatherND", x, ctx.shared("last token", make), batch_dims=1)
+    node = y.producer()
+    assert node is not None
+    node.meta[LAST_TOKEN] = True
+    return y
 
 
 def last_key(ctx: Lowering) -> ir.Value:

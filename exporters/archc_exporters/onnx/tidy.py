@@ -10,6 +10,7 @@ from archc_exporters.onnx.fuse import cast_before_split, fuse_residual_norms
 from archc_exporters.onnx.linear import ONE_PRODUCT
 from archc_exporters.onnx.norm import WHOLE_WIDTH
 from archc_exporters.onnx.pack import pack_linears
+from archc_exporters.onnx.prune import pick_last_token_early
 from archc_exporters.onnx.quantize import mark_small, quantize_weights
 from archc_exporters.onnx.rotary import TURNS
 
@@ -27,6 +28,7 @@ def tidy(ctx: Lowering, model: ir.Model) -> None:
     turns = _count(model, "RotaryEmbedding")
     RemoveUnusedNodesPass()(model)
     _recount(ctx, ("rotary", TURNS), "rotation inside GroupQueryAttention", turns - _count(model, "RotaryEmbedding"))
+    pick_last_token_early(model.graph)
     _recount(ctx, ("rms_norm", WHOLE_WIDTH), _FUSED, fuse_residual_norms(model.graph))
     if ctx.target.quant is not None:
         mark_small(model.graph, ctx.target.quant)
