@@ -37,7 +37,7 @@ def shipped(name: str) -> Graph | None:
         except ArchcError:
             continue
         # A configuration says how many rows the table has, and not how many of them the tokenizer uses.
-        rows = spec.embedding.num_embeddings or spec.tokenizer.vocab_size
+        rows = spec.embedding.rows(spec.tokenizer.vocab_size)
         return expand(load_spec(candidate, [f"tokenizer.vocab_size={rows}"]))
     return None
 

@@ -265,7 +265,7 @@ def phi3(name: str, original: int, long: bool) -> Family:
     """
     lists = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 1.5, 2.0, 4.0]}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "factor": 4.0}
-    window = "" if long else ", sliding_window: 8"
+    mixer, window = ("attn", "") if long else ("local", ", sliding_window: 8")
     return Family(
         name=name,
         model_class="Phi3ForCausalLM",
@@ -291,9 +291,9 @@ position:
     original_max_position_embeddings: {original}
     short_factor: [1.0, 1.1, 1.3, 1.7]
     long_factor: [1.0, 1.5, 2.0, 4.0]
-mixers: {{attn: {{kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16{window}}}}}
+mixers: {{{mixer}: {{kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16{window}}}}}
 ffns: {{mlp: {{kind: swiglu, intermediate_size: 96}}}}
-stack: {{num_layers: 3, block: pre_norm, mixer: attn, ffn: mlp}}
+stack: {{num_layers: 3, block: pre_norm, mixer: {mixer}, ffn: mlp}}
 """,
         ).replace("max_position_embeddings: 128\n", f"max_position_embeddings: {128 if long else original}\n", 1),
         twists=(

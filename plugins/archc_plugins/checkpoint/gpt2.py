@@ -56,7 +56,7 @@ class GPT2(Checkpoint):
         config.ignore("reorder_and_upcast_attn", why="how it is rounded, not what is computed")
         config.ignore(*_SUMMARY, why="of classification heads")
         config.ignore("n_ctx", why="n_positions says it")
-        config.ignore("task_specific_params", why="settings of generation")
+        config.ignore("output_past", "task_specific_params", why="of the interface")
         return {
             "tokenizer": tokenizer(config),
             "embedding": {"hidden_size": hidden, "tie_word_embeddings": bool(config.take("tie_word_embeddings"))},

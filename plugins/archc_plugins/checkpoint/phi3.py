@@ -56,5 +56,9 @@ class Phi3(Llama):
         window = config.take("sliding_window", default=None)
         return {} if window is None else {"sliding_window": window}
 
+    def schedule(self, config: Config, layers: int, mixer: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+        name = "local" if "sliding_window" in mixer else "attn"
+        return [name] * layers, {name: mixer}
+
     def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
         return (*ENDS, *PRE_NORMS, *JOINED)
