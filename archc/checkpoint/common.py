@@ -48,9 +48,9 @@ def rope(
     elif isinstance(stated, Mapping):
         parameters = config.section("rope_parameters")
     else:
-        parameters = config.section("rope_scaling")
         if "rope_parameters" in config.data:
             config.ignore("rope_parameters", why="empty")
+        parameters = config.section("rope_scaling") or config.assumed("rope_parameters")
     theta = None
     if parameters is not None and "rope_theta" in parameters.data:
         theta = parameters.take("rope_theta")

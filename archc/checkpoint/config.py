@@ -161,6 +161,16 @@ class Config:
         inner.accounts = self.accounts
         return inner
 
+    def assumed(self, name: str) -> Config | None:
+        """The mapping that the class assumes where the file has none, as a section; None where it assumes none."""
+        value = self.defaults.get(name)
+        if not isinstance(value, Mapping):
+            return None
+        self._note(name, "{…}", "default", "of transformers' class")
+        inner = Config(value, path=self._full(name), is_model=False, problems=self.problems)
+        inner.accounts = self.accounts
+        return inner
+
     def finish(self) -> None:
         """Every key that nobody took: known to have no effect, or a problem."""
         for name in self.data:
