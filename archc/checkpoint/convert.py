@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,19 @@ from typing import Any
 from archc.checkpoint.family import PUBLISHED
 from archc.checkpoint.importing import Imported, import_data
 from archc.checkpoint.layouts import to_ours, to_theirs
-from archc.checkpoint.opening import Checked, checked, planned, raise_all, shapes_of
+from archc.checkpoint.opening import Checked, Model, checked, raise_all, shapes_of
 from archc.checkpoint.plan import Part
 from archc.checkpoint.reading import CONFIG, read_json
-from archc.checkpoint.rules import SAME, Naming, renamed
+from archc.checkpoint.rules import SAME, Naming, canonical, renamed
 from archc.checkpoint.staging import ORIGIN, SPEC, digest, staged
 from archc.checkpoint.tensors import Stored, opened
 from archc.checkpoint.writing import SHARD_BYTES, Writer
 from archc.errors import ArchcError
 
 Progress = Callable[[str, int, int], None]
+DERIVED = "derived.safetensors"
+"""Beside archc's weights: tensors that hold none, and that the checkpoint is to have again."""
+_NEVER = 1 << 62
 _KEPT = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -67,7 +72,7 @@ def to_archc(
         ArchcError: tensors are missing, left over or misshapen, all of them listed; nothing is written then.
     """
     with opened(source) as stored:
-        found = checked(source, stored, imported, allow_unused=allow_unused)
+        found = checked(stored, Model.of(imported), allow_unused=allow_unused)
         shapes = shapes_of(imported.graph)
         tensors = {name: (found.dtypes[name], shapes[name]) for name in shapes}
         with staged(out) as stage:
@@ -79,6 +84,7 @@ def to_archc(
                         progress(part.theirs, number, len(found.plan.parts))
             finally:
                 writer.close()
+            _write_derived(stage, found, stored, imported)
             (stage / SPEC).write_text(imported.text, "utf-8")
             _copy_kept(source if source.is_dir() else source.parent, stage)
             files = tuple(sorted(file.name for file in stage.iterdir()))
@@ -122,14 +128,15 @@ def to_hf(source: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, progress: 
     imported = import_data(config, name="checkpoint", source=str(source / ORIGIN), untied=untied)
     if layout not in imported.checkpoint.layouts(imported.graph, imported.config):
         raise ArchcError(f"{source / ORIGIN}: {imported.family} has no layout {layout!r}")
-    found = planned(imported, layout)
-    with opened(source) as stored:
+    found = Model.of(imported).plan(layout)
+    with opened(source) as stored, _derived(source) as derived:
         raise_all(source, [*found.problems, *_misfits(stored, imported)])
         names = {part.theirs: renamed(part.theirs, naming) for part in found.parts}
         tensors = {names[part.theirs]: (_dtype_there(part.ours, stored), part.shape_there) for part in found.parts}
         tensors |= {copy: tensors[of] for copy, of in copies.items() if of in tensors}
         sources = {names[part.theirs]: part for part in found.parts}
         sources |= {copy: sources[of] for copy, of in copies.items() if of in sources}
+        tensors |= {name: (home.dtype, home.shape) for name, home in derived.homes.items()}
         with staged(out) as stage:
             writer = Writer(stage, tensors, shard_bytes=shard_bytes, metadata={"format": "pt"})
             try:
@@ -137,6 +144,8 @@ def to_hf(source: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, progress: 
                     _move_back(name, part, stored, writer)
                     if progress is not None:
                         progress(name, number, len(sources))
+                for name, home in derived.homes.items():
+                    writer.copy(name, home)
             finally:
                 writer.close()
             _write_json(stage / CONFIG, config)
@@ -151,6 +160,30 @@ def _move_back(name: str, part: Part, stored: Stored, writer: Writer) -> None:
         return
     arrays = [stored.read(ours) if part.expert is None else stored.slice(ours, part.expert) for ours in part.ours]
     writer.put(name, to_theirs(part.layout, arrays))
+
+
+def _write_derived(stage: Path, found: Checked, stored: Stored, imported: Imported) -> None:
+    """What transformers saves beside the weights and computes from the configuration, as it is, for the way back."""
+    patterns = [re.compile(entry.pattern) for entry in imported.checkpoint.drops(imported.config) if entry.kept]
+    names = [
+        name
+        for name in found.match.unused
+        if any(pattern.fullmatch(canonical(name, found.match.naming)) for pattern in patterns)
+    ]
+    if not names:
+        return
+    tensors = {name: (stored.dtypes[name], stored.shapes[name]) for name in names}
+    writer = Writer(stage, tensors, shard_bytes=_NEVER, metadata={"format": "pt"}, whole=DERIVED)
+    try:
+        for name in names:
+            writer.copy(name, stored.homes[name])
+    finally:
+        writer.close()
+
+
+def _derived(source: Path) -> AbstractContextManager[Stored]:
+    file = source / DERIVED
+    return opened(file) if file.is_file() else nullcontext(Stored(source, {}))
 
 
 def _read_origin(source: Path) -> tuple[dict[str, Any], str, Naming, bool, dict[str, str], list[str]]:

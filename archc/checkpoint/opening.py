@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from archc.checkpoint.family import PUBLISHED
+from archc.checkpoint.family import PUBLISHED, Checkpoint
 from archc.checkpoint.heads import HEAD, are_equal, stored_head
 from archc.checkpoint.importing import Imported, import_config, import_data, name_of
 from archc.checkpoint.plan import Match, Part, Plan, match, naming_of, plan
@@ -15,6 +16,28 @@ from archc.checkpoint.rules import Naming, Rule, renamed
 from archc.checkpoint.tensors import DTYPES, Shape, Stored, opened
 from archc.errors import ArchcError
 from archc.graph.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A graph, and the family and configuration of a checkpoint that is to fill it."""
+
+    checkpoint: Checkpoint
+    config: Mapping[str, Any]
+    graph: Graph
+
+    @classmethod
+    def of(cls, imported: Imported) -> Model:
+        """The model that a configuration describes."""
+        return cls(imported.checkpoint, imported.config, imported.graph)
+
+    def layouts(self) -> Mapping[str, Sequence[Rule]]:
+        """What the checkpoint's tensors may be."""
+        return self.checkpoint.layouts(self.graph, self.config)
+
+    def plan(self, layout: str = PUBLISHED) -> Plan:
+        """What every weight is filled by, in one of the family's layouts."""
+        return plan(self.layouts()[layout], shapes_of(self.graph))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +64,9 @@ def import_folder(path: str | Path, *, name: str | None = None) -> Imported:
     if not place.is_dir() or not has_tensors(place) or HEAD in imported.graph.params():
         return imported
     with opened(place) as stored:
-        pair = _head_of(imported, stored)
+        model = Model.of(imported)
+        layout, _, naming = _fitting(model, stored)
+        pair = _head_of(model, stored, layout, naming)
         if pair is None:
             return imported
         head, embedding = pair
@@ -55,54 +80,43 @@ _FLAG = "tie_word_embeddings"
 _DEQUANTISE = "dequantise it first: transformers' from_pretrained with dtype=torch.bfloat16, then save_pretrained"
 
 
-def checked(
-    source: Path,
-    stored: Stored,
-    imported: Imported,
-    *,
-    shapes: Mapping[str, Shape] | None = None,
-    allow_unused: Sequence[str] = (),
-) -> Checked:
-    """The plan of a checkpoint for the graph of ``imported``, or for a model with other ``shapes``.
+def checked(stored: Stored, model: Model, *, allow_unused: Sequence[str] = ()) -> Checked:
+    """The plan of a checkpoint for a model.
 
     Raises:
         ArchcError: tensors are missing, left over, misshapen or of a dtype that weights can't have; all of them are listed.
     """
-    family = imported.checkpoint
-    layout, found, naming = _fitting(imported, stored, shapes or shapes_of(imported.graph))
-    pair = _head_of(imported, stored) if HEAD not in (shapes or shapes_of(imported.graph)) else None
+    family = model.checkpoint
+    layout, found, naming = _fitting(model, stored)
+    pair = _head_of(model, stored, layout, naming)
     copies = {pair[0]: pair[1]} if pair is not None and are_equal(*pair, stored) else {}
     matched = match(
         found,
         stored.shapes,
         namings=(naming,),
-        dropped=family.drops(imported.config),
-        left_out=family.left_out(imported.config),
+        dropped=family.drops(model.config),
+        left_out=family.left_out(model.config),
         allow_unused=allow_unused,
         copies=tuple(copies),
     )
     dtypes, strange = _dtypes(found.parts, matched.names, stored)
     hints = list(matched.hints)
-    if imported.config.get("quantization_config") is not None:
+    if model.config.get("quantization_config") is not None:
         hints.append(f"the checkpoint is quantised; {_DEQUANTISE}")
     if any(part.ours == (HEAD,) and matched.names[part.theirs] not in stored.shapes for part in found.parts):
         hints.append(f"the model's head is not tied to the embedding ({_FLAG}), and the checkpoint has none")
     if pair is not None and not copies:
         hints.append(f"{pair[0]} differs from {pair[1]}, so the head is not tied: import the folder, not its {_FLAG}")
-    raise_all(source, [*matched.problems, *strange], hints)
+    raise_all(stored.folder, [*matched.problems, *strange], hints)
     return Checked(found, layout, matched, dtypes, copies)
 
 
-def _rules(imported: Imported) -> Sequence[Rule]:
-    return imported.checkpoint.rules(imported.graph, imported.config)
-
-
-def _fitting(imported: Imported, stored: Stored, shapes: Mapping[str, Shape]) -> tuple[str, Plan, Naming]:
+def _fitting(model: Model, stored: Stored) -> tuple[str, Plan, Naming]:
     """(name of the layout, its plan, the naming) by which a file lacks the fewest tensors; the published one if equal."""
     best: tuple[int, str, Plan, Naming] | None = None
-    for name, rules in imported.checkpoint.layouts(imported.graph, imported.config).items():
-        found = plan(rules, shapes)
-        naming = naming_of(found, stored.shapes, imported.checkpoint.namings())
+    for name in model.layouts():
+        found = model.plan(name)
+        naming = naming_of(found, stored.shapes, model.checkpoint.namings())
         missing = sum(renamed(part.theirs, naming) not in stored.shapes for part in found.parts)
         if best is None or missing < best[0]:
             best = (missing, name, found, naming)
@@ -110,14 +124,9 @@ def _fitting(imported: Imported, stored: Stored, shapes: Mapping[str, Shape]) ->
     return best[1:]
 
 
-def _head_of(imported: Imported, stored: Stored) -> tuple[str, str] | None:
-    naming = naming_of(planned(imported), stored.shapes, imported.checkpoint.namings())
-    return stored_head(_rules(imported), naming, stored)
-
-
-def planned(imported: Imported, layout: str = PUBLISHED) -> Plan:
-    """What every weight of an imported model is filled by, in one of the family's layouts."""
-    return plan(imported.checkpoint.layouts(imported.graph, imported.config)[layout], shapes_of(imported.graph))
+def _head_of(model: Model, stored: Stored, layout: str, naming: Naming) -> tuple[str, str] | None:
+    """Names of the head's tensor and the embedding's, where the model has one for both and the checkpoint two."""
+    return None if HEAD in model.graph.params() else stored_head(model.layouts()[layout], naming, stored)
 
 
 def shapes_of(graph: Graph) -> dict[str, Shape]:

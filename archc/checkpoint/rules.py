@@ -45,10 +45,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Tensors of a checkpoint that hold no weight: a regular expression for whole names, and why."""
+    """Tensors of a checkpoint that hold no weight: a regular expression for whole names, and why.
+
+    ``kept`` are those that transformers saves with every checkpoint: they stay beside the weights for the way back.
+    """
 
     pattern: str
     why: str
+    kept: bool = False
 
 
 Naming = tuple[tuple[str, str], ...]

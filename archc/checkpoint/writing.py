@@ -42,7 +42,13 @@ class Writer:
     """
 
     def __init__(
-        self, folder: Path, tensors: Mapping[str, tuple[str, Shape]], *, shard_bytes: int, metadata: Mapping[str, str]
+        self,
+        folder: Path,
+        tensors: Mapping[str, tuple[str, Shape]],
+        *,
+        shard_bytes: int,
+        metadata: Mapping[str, str],
+        whole: str = WHOLE,
     ) -> None:
         self.slots: dict[str, Slot] = {}
         self._handles: dict[Path, int] = {}
@@ -53,7 +59,7 @@ class Writer:
             raise ArchcError(f"the weights need {gib(total)}, the disk of {folder.parent} has {gib(free)} free")
         weight_map: dict[str, str] = {}
         for number, names in enumerate(shards, 1):
-            file = folder / (WHOLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors")
+            file = folder / (whole if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors")
             self._open(file, {name: tensors[name] for name in names}, metadata)
             weight_map |= dict.fromkeys(names, file.name)
         if len(shards) > 1:
