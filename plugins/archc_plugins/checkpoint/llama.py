@@ -81,7 +81,7 @@ class Llama(Checkpoint):
         return {
             "tokenizer": tokenizer(config),
             "embedding": {"hidden_size": hidden, "tie_word_embeddings": tied, **self.embedding(config)},
-            "position": rope(config, head_dim=head_dim, length=length),
+            "position": self.position(config, head_dim=head_dim, length=length),
             "norm": {"kind": "rms_norm", "eps": config.take("rms_norm_eps")},
             "max_position_embeddings": length,
             "mixers": mixers,
@@ -93,6 +93,10 @@ class Llama(Checkpoint):
     def attention(self, config: Config) -> dict[str, Any]:
         """Keys of the attention beside its heads."""
         return {"qkv_bias": True, "o_bias": True} if config.take("attention_bias") else {}
+
+    def position(self, config: Config, *, head_dim: int, length: int) -> Any:
+        """How attention sees order."""
+        return rope(config, head_dim=head_dim, length=length)
 
     def schedule(self, config: Config, layers: int, mixer: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         """(a mixer a layer, the mixers by name)."""

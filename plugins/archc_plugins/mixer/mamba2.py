@@ -57,4 +57,4 @@ class Mamba2(Mixer):
         h, b, c = g.causal_conv(streams, (h, b, c), kernel=self.conv_kernel, bias=self.conv_bias)
         o = g.state_space("state_space", h, b, c, dt, n_groups=self.n_groups, time_step_limit=self.time_step_limit)
         o = g.gated_group_norm("o_norm", o, gate, groups=self.n_groups, eps=self.norm.epsilon())
-        return g.linear("o_proj", o, x.width, bias=self.bias)
+        return g.linear("out_proj", o, x.width, bias=self.bias)
