@@ -169,7 +169,9 @@ def _quality(path: Path, subject: Subject, check: bool, progress: Progress | Non
 
 
 def _absent(data_bytes: int) -> str:
-    return f"{DATA} is not written: {data_bytes:,} bytes, which another export of the same graph puts at the same offsets"
+    return (
+        f"{DATA} is not written: {data_bytes:,} bytes, which another export of the same graph puts at the same offsets"
+    )
 
 
 def _weight_source(graph: Graph, weights: Path | None, seed: int, target: Target) -> WeightSource:
