@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -221,6 +221,15 @@ class Tokenizer(Kind):
             MissingExtraError: ``tokenizers`` is not installed.
         """
         raise ArchcError(f"tokenizer {self.kind_name}: no file is stated, so there is nothing to load")
+
+    def train(self, texts: Iterable[str]) -> Any:
+        """The real one, a ``tokenizers.Tokenizer``, learned from texts; at most ``ids`` ids, special tokens where stated.
+
+        Raises:
+            ArchcError: this kind has nothing to learn.
+            MissingExtraError: ``tokenizers`` is not installed.
+        """
+        raise ArchcError(f"tokenizer {self.kind_name} learns nothing from texts; char, word and bpe do")
 
 
 class Embedding(Kind):

@@ -146,7 +146,7 @@ def _stop_ids(spec: Spec, folder: Path | None) -> tuple[int, ...]:
             stated: Any = json.loads(path.read_text("utf-8")).get("eos_token_id")
         except (OSError, ValueError, AttributeError) as error:
             raise ArchcError(f"{path} can't be read: {error}") from error
-        ids: list[Any] = [stated] if isinstance(stated, int) else stated if is_list(stated) else []
+        ids: list[Any] = [stated] if isinstance(stated, int) else list(stated) if is_list(stated) else []
         if ids and all(isinstance(one, int) for one in ids):
             return tuple(ids)
     return tuple(spec.tokenizer.role_ids("eos"))

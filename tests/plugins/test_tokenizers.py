@@ -72,6 +72,11 @@ MISTAKES = [
         "vocab_size",
         "should be at least 257, 256 bytes and 1 special tokens (found 256)",
     ),
+    (
+        "{kind: bpe, vocab_size: 40, byte_level: false}",
+        "byte_level",
+        "false needs unk_token_id, or characters that are not known would vanish",
+    ),
     ("{kind: word, vocab_size: 40, file: /a.json}", "file", "should be relative to the spec (found /a.json)"),
     ("{kind: word, vocab_size: 40, file: 'C:\\a.json'}", "file", "should be relative to the spec (found C:\\a.json)"),
     ("{kind: word, vocab_size: 40, padding_side: centre}", "padding_side", "should be left or right (found centre)"),
@@ -111,6 +116,7 @@ KINDS = {
     "word": Word(vocab_size=400, unk_token_id=7),
     "bpe": BPE(vocab_size=320, bos_token_id=1, eos_token_id=[0, 319], pad_token_id=0),
     "bpe of bytes alone": BPE(vocab_size=256),
+    "bpe of characters": BPE(vocab_size=400, byte_level=False, unk_token_id=3, pad_token_id=0, eos_token_id=0),
 }
 
 
@@ -163,10 +169,18 @@ def test_what_was_not_learned_is_the_unknown_token_or_an_error(tokenizers: Any) 
     with pytest.raises(Exception, match="UNK"):
         Char(vocab_size=4).train(["aab"]).encode("z")
     assert BPE(vocab_size=256).train(["aab"]).encode("世").ids != []
+    pairs = BPE(vocab_size=9, byte_level=False, unk_token_id=8).train(["aab aab aab"])
+    assert pairs.encode("aab世界b").tokens == ["aab", "<unk>", "<unk>", "b"]
+    assert pairs.decode(pairs.encode("aab世b").ids, skip_special_tokens=False) == "aab<unk>b"
+    assert pairs.decode(pairs.encode("aab世b").ids) == "aabb"
 
 
 def test_a_vocabulary_is_no_larger_than_stated(tokenizers: Any) -> None:
-    for kind in (Char(vocab_size=10, unk_token_id=9), Word(vocab_size=10, unk_token_id=9, pad_token_id=0)):
+    for kind in (
+        Char(vocab_size=10, unk_token_id=9),
+        Word(vocab_size=10, unk_token_id=9, pad_token_id=0),
+        BPE(vocab_size=10, byte_level=False, unk_token_id=9, pad_token_id=0),
+    ):
         assert kind.train(TEXTS).get_vocab_size() == 10
 
 
@@ -176,6 +190,36 @@ def test_a_batch_is_padded_as_the_spec_says(tokenizers: Any) -> None:
     left = Bytes(pad_token_id=256, padding_side="left").load(".")
     assert [row.ids for row in left.encode_batch(["ab", "a"])] == [[97, 98], [256, 97]]
     assert [len(row.ids) for row in Bytes().load(".").encode_batch(["ab", "a"])] == [2, 1]
+    assert [row.attention_mask for row in right.encode_batch(["ab", "a"])] == [[1, 1], [1, 0]]
+    assert [row.attention_mask for row in left.encode_batch(["ab", "a"])] == [[1, 1], [0, 1]]
+
+
+def test_decoding_joins_pieces_of_words_and_keeps_special_tokens_where_it_is_asked_to(tokenizers: Any) -> None:
+    text = "unbelievable 难以置信的 unbelievably"
+    for kind in (
+        BPE(vocab_size=300, eos_token_id=0),
+        BPE(vocab_size=30, byte_level=False, unk_token_id=1, eos_token_id=0),
+    ):
+        tokenizer = kind.train([text])
+        ids = tokenizer.encode(text).ids
+        assert len(ids) > 3
+        assert tokenizer.decode([*ids, 0]) == text
+        assert tokenizer.decode([*ids, 0], skip_special_tokens=False) == text + "<eos>"
+
+
+def test_byte_pairs_of_characters_join_chinese_ones(tokenizers: Any) -> None:
+    texts = ["语言模型 语言模型,机器学习;机器学习的语言模型"]
+    tokenizer = BPE(vocab_size=40, byte_level=False, unk_token_id=0).train(texts)
+    tokens = tokenizer.encode(texts[0]).tokens
+    assert "语言模型" in tokens
+    assert "".join(tokens) == texts[0]
+
+
+def test_kinds_that_learn_nothing_say_so() -> None:
+    for tokenizer in ("bytes", "{kind: external, vocab_size: 40}"):
+        kind = loads_spec(spec(tokenizer)).tokenizer
+        with pytest.raises(ArchcError, match="learns nothing from texts; char, word and bpe do"):
+            kind.train(TEXTS)
 
 
 @pytest.mark.parametrize(

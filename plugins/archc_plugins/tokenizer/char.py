@@ -17,11 +17,6 @@ class Char(Sized):
     model: ClassVar[str] = "WordLevel"
 
     def train(self, texts: Iterable[str]) -> Any:
-        """A ``tokenizers.Tokenizer`` of the commonest characters.
-
-        Raises:
-            MissingExtraError: ``tokenizers`` is not installed.
-        """
         from archc_plugins.tokenizer.library import CHARACTER, train_words
 
         return train_words(self, texts, piece=CHARACTER)

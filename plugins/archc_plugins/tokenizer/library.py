@@ -16,7 +16,8 @@ MAX_FILE_BYTES = 128 << 20
 
 CHARACTER = r"[\s\S]"
 WORD = r"\p{Han}| ?[\p{L}\p{M}\p{N}_&&[^\p{Han}]]+| ?[^\s\p{L}\p{M}\p{N}_]+|\s"
-"""Together these take every character, so that nothing is lost between two words."""
+RUN = r" ?[\p{L}\p{M}\p{N}_]+| ?[^\s\p{L}\p{M}\p{N}_]+|\s"
+"""Together these, and those above, take every character, so that nothing is lost between two words."""
 
 
 def load(kind: Special, path: Path) -> Any:
@@ -73,7 +74,6 @@ def train_words(kind: Sized, texts: Iterable[str], *, piece: str) -> Any:
         MissingExtraError: ``tokenizers`` is not installed.
     """
     tokenizers = _library(kind)
-    special = kind.special_tokens()
 
     def empty(**words: Any) -> Any:
         made = tokenizers.Tokenizer(tokenizers.models.WordLevel(**words))
@@ -83,40 +83,47 @@ def train_words(kind: Sized, texts: Iterable[str], *, piece: str) -> Any:
 
     learner = empty()
     trainer = tokenizers.trainers.WordLevelTrainer(
-        vocab_size=kind.vocab_size - len(special), special_tokens=[], show_progress=False
+        vocab_size=kind.vocab_size - len(kind.special_tokens()), special_tokens=[], show_progress=False
     )
     learner.train_from_iterator(texts, trainer)
-    unknown = next((special[number] for number in kind.role_ids("unk")), None)
     vocabulary = _numbered(kind, _by_id(learner.get_vocab()))
-    return _with_special(kind, empty(vocab=vocabulary, **({} if unknown is None else {"unk_token": unknown})))
+    return _with_special(kind, empty(vocab=vocabulary, **_unknown(kind)))
 
 
-def train_pairs(kind: Sized, texts: Iterable[str]) -> Any:
-    """Byte-pair encoding learned from the texts over the alphabet of all bytes.
+def train_pairs(kind: Sized, texts: Iterable[str], *, byte_level: bool) -> Any:
+    """Byte-pair encoding learned from the texts, over the alphabet of all bytes or over the commonest characters.
 
     Raises:
         MissingExtraError: ``tokenizers`` is not installed.
     """
     tokenizers = _library(kind)
     level = tokenizers.pre_tokenizers.ByteLevel
+    room = kind.vocab_size - len(kind.special_tokens())
 
     def empty(**words: Any) -> Any:
         made = tokenizers.Tokenizer(tokenizers.models.BPE(**words))
-        made.pre_tokenizer = level(add_prefix_space=False)
-        made.decoder = tokenizers.decoders.ByteLevel()
+        if byte_level:
+            made.pre_tokenizer = level(add_prefix_space=False)
+            made.decoder = tokenizers.decoders.ByteLevel()
+        else:
+            made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(RUN), behavior="isolated")
+            made.decoder = tokenizers.decoders.Fuse()
         return made
 
     learner = empty()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=kind.vocab_size - len(kind.special_tokens()),
-        initial_alphabet=sorted(level.alphabet()),
+        vocab_size=room,
+        **({"initial_alphabet": sorted(level.alphabet())} if byte_level else {"limit_alphabet": room}),
         special_tokens=[],
         show_progress=False,
     )
     learner.train_from_iterator(texts, trainer)
     learned = json.loads(learner.to_str())["model"]
     merges = [tuple(pair) for pair in learned["merges"]]
-    return _with_special(kind, empty(vocab=_numbered(kind, _by_id(learned["vocab"])), merges=merges))
+    vocabulary = _numbered(kind, _by_id(learned["vocab"]))
+    # Every text is made of bytes, so nothing is unknown to them.
+    unknown = {} if byte_level else _unknown(kind)
+    return _with_special(kind, empty(vocab=vocabulary, merges=merges, **unknown))
 
 
 def _library(kind: Special) -> Any:
@@ -125,6 +132,12 @@ def _library(kind: Special) -> Any:
     except ImportError:
         raise MissingExtraError("tokenizers", f"the tokenizer of kind {kind.kind_name}") from None
     return tokenizers
+
+
+def _unknown(kind: Special) -> dict[str, str]:
+    """The argument of a model that names the unknown token, where the spec has one."""
+    numbers = kind.role_ids("unk")
+    return {"unk_token": kind.special_tokens()[numbers[0]]} if numbers else {}
 
 
 def _by_id(vocabulary: dict[str, int]) -> list[str]:

@@ -18,11 +18,6 @@ class Word(Sized):
     model: ClassVar[str] = "WordLevel"
 
     def train(self, texts: Iterable[str]) -> Any:
-        """A ``tokenizers.Tokenizer`` of the commonest words.
-
-        Raises:
-            MissingExtraError: ``tokenizers`` is not installed.
-        """
         from archc_plugins.tokenizer.library import WORD, train_words
 
         return train_words(self, texts, piece=WORD)
