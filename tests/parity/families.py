@@ -8,6 +8,7 @@ from tests.parity.fused import BLOOM, BLOOM_NORMED, FALCON, FALCON_ALIBI, FALCON
 from tests.parity.latent import DEEPSEEK_V2, DEEPSEEK_V2_LITE, DEEPSEEK_V3, KIMI_LINEAR
 from tests.parity.layouts import OPT, OPT_PRENORM
 from tests.parity.lightning import MINIMAX, MINIMAX_LINEAR_FIRST
+from tests.parity.mamba import GRANITEMOEHYBRID, GRANITEMOEHYBRID_DENSE, MAMBA2, NEMOTRON_H, NEMOTRON_H_LATENT
 from tests.parity.mixtures import GLM4_MOE, MINIMAX_M2
 from tests.parity.normed import COHERE2, GEMMA2, GEMMA3, LLAMA4, OLMO2, PHI3, PHI3_LONG, QWEN2
 from tests.parity.sparse import GPT_OSS, MIXTRAL, QWEN3_MOE
@@ -50,4 +51,9 @@ FAMILIES = (
     FALCON,
     FALCON_NEW_ARCH,
     FALCON_ALIBI,
+    MAMBA2,
+    GRANITEMOEHYBRID,
+    GRANITEMOEHYBRID_DENSE,
+    NEMOTRON_H,
+    NEMOTRON_H_LATENT,
 )

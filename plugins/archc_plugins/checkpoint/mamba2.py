@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from archc.checkpoint.common import tokenizer
 from archc.checkpoint.config import Config
@@ -35,10 +35,14 @@ def step_limit(config: Config, name: str = "time_step_limit") -> dict[str, Any]:
     stated = config.take(name)
     if stated is None:
         return {}
-    low, high = (float(bound["__float__"] if isinstance(bound, Mapping) else bound) for bound in stated)
+    low, high = (_number(bound) for bound in stated)
     if low == 0.0 and math.isinf(high):
         return {}
     return {"time_step_limit": [low, NO_STEP_IS_LONGER if math.isinf(high) else high]}
+
+
+def _number(bound: Any) -> float:
+    return float(cast("Mapping[str, Any]", bound)["__float__"] if isinstance(bound, Mapping) else bound)
 
 
 class Mamba2(Checkpoint):
