@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from archc.ops.attention import Attention
-from archc.ops.linear_attention import LinearAttention
 from archc_exporters.onnx.target import FLOAT8, Provider, Target
 
 
@@ -106,13 +105,13 @@ LINEAR_ATTENTION: dict[tuple[int, int], LinearAttentionLimits] = {
 }
 
 
-def linear_attention_limit(op: LinearAttention, target: Target) -> tuple[str, str]:
+def linear_attention_limit(key_dim: int, value_dim: int, target: Target) -> tuple[str, str]:
     """(why LinearAttention can't run on CUDA; what to know of where it can), each empty where there is nothing to say."""
     limits = LINEAR_ATTENTION[target.onnxruntime]
-    if target.provider != "cuda" or (op.key_dim in limits.tiled and op.value_dim % limits.tiled_multiple == 0):
+    if target.provider != "cuda" or (key_dim in limits.tiled and value_dim % limits.tiled_multiple == 0):
         return "", ""
-    needed = 4 * op.key_dim * op.value_dim
-    what = f"linear attention heads of {op.key_dim} x {op.value_dim} need {needed} bytes of shared memory on CUDA"
+    needed = 4 * key_dim * value_dim
+    what = f"linear attention heads of {key_dim} x {value_dim} need {needed} bytes of shared memory on CUDA"
     widths = " or ".join(str(width) for width in limits.tiled)
     legal = f"key_dim {widths} with value_dim a multiple of {limits.tiled_multiple} runs everywhere"
     if needed > limits.bytes_anywhere:
