@@ -30,6 +30,7 @@ _READ = (
     "minimax minimax_linear_first",
     "mixtral minimax_m2 qwen3_moe gpt_oss deepseek_v2 deepseek_v2_lite deepseek_v3 glm4_moe",
     "kimi_linear qwen3_next qwen3_5 olmo_hybrid",
+    "mamba2 granitemoehybrid granitemoehybrid_dense nemotron_h nemotron_h_latent",
 )
 NAMES = tuple(name for name in BY_NAME if name in " ".join(_READ).split())
 
