@@ -16,7 +16,9 @@ def tokenizer(config: Config) -> dict[str, Any]:
     """The external tokenizer of a configuration: its size, and special ids where they are stated."""
     found: dict[str, Any] = {"kind": "external", "vocab_size": config.take("vocab_size")}
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        if name in config.data or name in config.defaults:
+        # A class default is the id of a larger vocabulary where the file says nothing.
+        default = config.defaults.get(name)
+        if name in config.data or (isinstance(default, int) and default < (found["vocab_size"] or 0)):
             value = config.take(name)
             # -1 is how some files say that there is none.
             if value is not None and value != -1 and value != []:
@@ -32,13 +34,15 @@ def rope(
     of: str | None = None,
     theta_names: Sequence[str] = ("rope_theta",),
     share_names: Sequence[str] = ("partial_rotary_factor",),
+    no_effect: Mapping[str, str] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """A rope position from ``rope_parameters`` or the older ``rope_theta`` and ``rope_scaling``.
 
     ``of`` names the layer type whose parameters are wanted where the file has a mapping a type. ``theta_names`` and
     ``share_names`` are what the older spelling calls the base and the share of channels that turn, class defaults
-    included. ``more`` are further keys of the position. Keys of a scaling that is not known are refused by name.
+    included, and ``no_effect`` keys of the parameters that this family never reads, with the reason. ``more`` are further
+    keys of the position. Keys of a scaling that is not known are refused by name.
     """
     stated = config.data.get("rope_parameters")
     if isinstance(stated, Mapping) and of is not None and isinstance(stated.get(of), Mapping):
@@ -68,6 +72,8 @@ def rope(
         found["partial_rotary_factor"] = share
     found |= more
     if parameters is not None:
+        for name, why in (no_effect or {}).items():
+            parameters.ignore(name, why=why)
         scaling = _scaling(config, parameters, length)
         if scaling is not None:
             found["scaling"] = scaling

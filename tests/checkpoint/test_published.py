@@ -18,6 +18,14 @@ from archc.graph.lockfile import to_text
 from archc.spec.load import load_spec, loads_spec
 
 HERE = Path(__file__).parent
+UNSAID = {
+    "kimi-linear-48b-a3b": ["cache=null"],
+    "qwen3-next-80b-a3b": ["cache=null", "mtp=null"],
+    "qwen3.5-9b-text": ["cache=null"],
+    "qwen3.5-35b-a3b-text": ["cache=null"],
+}
+"""What a shipped spec says and the configuration doesn't: a layer in the file that predicts further tokens, a cache in
+bfloat16 where it is the spec's dtype anyway."""
 CONFIGS = {file.stem: file for file in sorted((HERE / "configs").glob("*.json"))}
 FIGURES: dict[str, dict[str, Any]] = json.loads((HERE / "published.json").read_text("utf-8"))
 
@@ -38,7 +46,7 @@ def shipped(name: str) -> Graph | None:
             continue
         # A configuration says how many rows the table has, and not how many of them the tokenizer uses.
         rows = spec.embedding.rows(spec.tokenizer.vocab_size)
-        return expand(load_spec(candidate, [f"tokenizer.vocab_size={rows}"]))
+        return expand(load_spec(candidate, [f"tokenizer.vocab_size={rows}", *UNSAID.get(name, ())]))
     return None
 
 

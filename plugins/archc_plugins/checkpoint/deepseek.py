@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from archc.checkpoint.common import activation, rope, stack, tokenizer, without_defaults
 from archc.checkpoint.config import Config
 from archc.checkpoint.family import Checkpoint
-from archc.checkpoint.rules import Dropped, Rule, both, rule
+from archc.checkpoint.rules import Dropped, LeftOut, Rule, both, rule
 from archc.graph.graph import Graph
 from archc_plugins.checkpoint.llama import ENDS, MLP, PRE_NORMS, ROTARY_BUFFERS
 from archc_plugins.checkpoint.mixtures import (
@@ -216,6 +216,6 @@ class DeepseekV3(DeepseekV2):
     def further_layers(self, config: Config) -> int:
         return config.take("num_nextn_predict_layers", "num_mtp_layers") or 0
 
-    def drops(self, config: Mapping[str, Any]) -> Sequence[Dropped]:
-        layers = config.get("num_hidden_layers", self.defaults["num_hidden_layers"])
-        return (*self.dropped, layers_from(layers))
+    def left_out(self, config: Mapping[str, Any]) -> Sequence[LeftOut]:
+        stated = {**self.defaults, **config}
+        return layers_from(stated["num_hidden_layers"], stated.get("num_nextn_predict_layers") or 1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from archc.checkpoint.config import Config
-from archc.checkpoint.rules import Dropped, Rule
+from archc.checkpoint.rules import LeftOut, Rule
 from archc.graph.graph import Graph
 from archc_plugins.checkpoint.llama import MLP, Llama
 from archc_plugins.checkpoint.mixtral import COMMON
@@ -88,9 +88,9 @@ class Glm4Moe(Llama):
         }
         return names, placed(names, {"dense": dense, "moe": moe})
 
-    def drops(self, config: Mapping[str, Any]) -> Sequence[Dropped]:
-        layers = config.get("num_hidden_layers", self.defaults["num_hidden_layers"])
-        return (*self.dropped, layers_from(layers))
+    def left_out(self, config: Mapping[str, Any]) -> Sequence[LeftOut]:
+        stated = {**self.defaults, **config}
+        return layers_from(stated["num_hidden_layers"], stated.get("num_nextn_predict_layers") or 1)
 
     def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
         return (*_BUT_EXPERTS, *experts(f"{_MLP}.experts"))

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from archc.checkpoint.config import Config
-from archc.checkpoint.rules import Dropped, Rule, rule
+from archc.checkpoint.rules import LeftOut, Rule, rule
 from archc.graph.graph import Graph
 from archc_plugins.checkpoint.mixtral import Mixtral
-from archc_plugins.checkpoint.mixtures import MTP_TENSORS
+from archc_plugins.checkpoint.mixtures import FURTHER_TOKENS, MTP_TENSORS
 
 _ONES = ("layernorm_full_attention", "layernorm_linear_attention", "layernorm_mlp")
 
@@ -37,7 +37,9 @@ class MiniMaxM2(Mixtral):
         "num_experts_per_tok": 8,
         "num_local_experts": 256,
     }
-    dropped: ClassVar[Sequence[Dropped]] = (*Mixtral.dropped, MTP_TENSORS)
+
+    def left_out(self, config: Mapping[str, Any]) -> Sequence[LeftOut]:
+        return (MTP_TENSORS,)
 
     def spec(self, config: Config) -> dict[str, Any]:
         config.expect("scoring_func", "sigmoid", why="is not the score of this family, sigmoid")
@@ -48,7 +50,7 @@ class MiniMaxM2(Mixtral):
         config.expect("attention_bias", False, why="asks for biases that this family has not")
         layers = config.data.get("num_hidden_layers", self.defaults["num_hidden_layers"])
         config.expect("attn_type_list", None, [1] * layers, why="asks for layers of linear attention")
-        config.ignore("use_mtp", "num_mtp_modules", "mtp_transformer_layers", why=MTP_TENSORS.why)
+        config.ignore("use_mtp", "num_mtp_modules", "mtp_transformer_layers", why=FURTHER_TOKENS)
         config.ignore("shared_moe_mode", why="there is no shared expert")
         config.ignore("max_model_len", "rope_type", why="of the server")
         for branch in _ONES:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from archc.checkpoint.config import Config
-from archc.checkpoint.rules import Dropped, Rule, both, rule
+from archc.checkpoint.rules import LeftOut, Rule, both, rule
 
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
 """Suffixes of an expert's three matrices in most families."""
@@ -87,12 +87,12 @@ def trained_only(config: Config) -> None:
 
 
 FURTHER_TOKENS = "predicts further tokens; archc builds the layers of the model itself"
+_LAYERS_THAT_PREDICT = "of layers that predict further tokens"
 
 
-def layers_from(count: int, *, more: int = 8) -> Dropped:
-    """Tensors of layers after the last: those that predict further tokens."""
-    numbers = "|".join(str(layer) for layer in range(count, count + more))
-    return Dropped(rf"model\.layers\.({numbers})\..*", FURTHER_TOKENS)
+def layers_from(count: int, further: int) -> tuple[LeftOut, ...]:
+    """Tensors of the layers after the last ``count``: those that predict further tokens."""
+    return tuple(LeftOut(f"model.layers.{layer}.*", _LAYERS_THAT_PREDICT) for layer in range(count, count + further))
 
 
-MTP_TENSORS = Dropped(r"mtp\..*", FURTHER_TOKENS)
+MTP_TENSORS = LeftOut("mtp.*", _LAYERS_THAT_PREDICT)

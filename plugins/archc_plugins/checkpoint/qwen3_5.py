@@ -46,6 +46,10 @@ class Qwen35Text(Qwen3Next):
         "num_hidden_layers": 32,
         "num_key_value_heads": 4,
     }
+    rope_no_effect: ClassVar[Mapping[str, str]] = {
+        "mrope_section": "of pictures; the three positions of a text token are one",
+        "mrope_interleaved": "of pictures; the three positions of a text token are one",
+    }
     other_namings = (
         (("model.", "model.language_model."),),
         (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),

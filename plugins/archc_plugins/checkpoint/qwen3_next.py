@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from archc.checkpoint.common import rope, stack, tokenizer
 from archc.checkpoint.config import Config
 from archc.checkpoint.family import Checkpoint
-from archc.checkpoint.rules import Dropped, Rule, rule
+from archc.checkpoint.rules import Dropped, LeftOut, Rule, rule
 from archc.graph.graph import Graph
 from archc_plugins.checkpoint.llama import ATTENTION, ENDS, PRE_NORMS, QK_NORMS, ROTARY_BUFFERS
 from archc_plugins.checkpoint.mixtures import MTP_TENSORS
@@ -86,7 +86,12 @@ class Qwen3Next(Checkpoint):
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    dropped: ClassVar[Sequence[Dropped]] = (ROTARY_BUFFERS, MTP_TENSORS)
+    dropped: ClassVar[Sequence[Dropped]] = (ROTARY_BUFFERS,)
+    rope_no_effect: ClassVar[Mapping[str, str]] = {}
+    """Keys of ``rope_parameters`` that change nothing, with the reason."""
+
+    def left_out(self, config: Mapping[str, Any]) -> Sequence[LeftOut]:
+        return (MTP_TENSORS,)
 
     def spec(self, config: Config) -> dict[str, Any]:
         length, layers = config.take("max_position_embeddings"), config.take("num_hidden_layers")
@@ -125,7 +130,7 @@ class Qwen3Next(Checkpoint):
                 "hidden_size": config.take("hidden_size"),
                 "tie_word_embeddings": bool(config.take("tie_word_embeddings")),
             },
-            "position": rope(config, head_dim=head_dim, length=length),
+            "position": rope(config, head_dim=head_dim, length=length, no_effect=self.rope_no_effect),
             "norm": {"kind": "rms_norm", "eps": config.take("rms_norm_eps"), "weight_offset": 1.0},
             "max_position_embeddings": length,
             "mixers": {name: mixer for name, mixer in mixers.items() if name in names},
