@@ -24,6 +24,7 @@ COMMANDS = {
     "import": "The spec of a published model's config.json, every key accounted for.",
     "convert": "Weights of a checkpoint under archc's names, and back.",
     "inspect": "Which provider takes each node of an ONNX file, and what it can't run.",
+    "tokenizer": "Learn a tokenizer from texts, or look at one.",
     "schema": "The JSON Schema of specs, for editors.",
     "plugins": "The kinds, ops and exporters that are installed.",
 }
