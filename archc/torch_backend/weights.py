@@ -9,17 +9,26 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from archc.checkpoint.filling import foreign, is_foreign
 from archc.errors import ArchcError
 from archc.torch_backend.build import graph_of
 
 Progress = Callable[[str, int, int], None]
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
+_INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 def materialise(model: nn.Module, device: str | torch.device) -> nn.Module:
@@ -59,14 +68,17 @@ def save_weights(model: nn.Module, path: str | Path) -> Path:
 
 
 def load_weights(model: nn.Module, path: str | Path, *, progress: Progress | None = None) -> nn.Module:
-    """Fill a model from a safetensors file, or a folder of shards with an index, one tensor at a time.
+    """Fill a model from a safetensors file, a folder of shards with an index, or one as transformers saves it.
 
-    Tensors are converted to the dtype of the weight they fill. A model on the meta device must be materialised first.
+    The last is known by its ``config.json``, and must be of a family that ``archc import`` reads. One tensor is held at a
+    time, and converted to the dtype of the weight it fills. A model on the meta device must be materialised first.
 
     Raises:
         ArchcError: names or shapes don't fit; every one is listed, and no weight was changed.
     """
     wanted = weights_of(model)
+    if is_foreign(Path(path)):
+        return _fill_from_foreign(model, Path(path), wanted, progress)
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         problems: list[str] = []
@@ -88,6 +100,21 @@ def load_weights(model: nn.Module, path: str | Path, *, progress: Progress | Non
                 tensor.copy_(found[name].get_tensor(name))
                 if progress is not None:
                     progress(name, number, len(wanted))
+    return model
+
+
+def _fill_from_foreign(model: nn.Module, path: Path, wanted: dict[str, Tensor], progress: Progress | None) -> nn.Module:
+    on_meta = [f"{name} is on the meta device: materialise the model first" for name in wanted if wanted[name].is_meta]
+    if on_meta:
+        raise ArchcError(f"{path}: {len(on_meta)} weights don't fit:\n  " + "\n  ".join(on_meta))
+    with foreign(path, graph_of(model)) as checkpoint, torch.no_grad():
+        for number, (name, tensor) in enumerate(wanted.items(), 1):
+            array = np.ascontiguousarray(checkpoint.read(name))
+            # numpy has no bfloat16 that torch would take, so the bits go over as integers.
+            bits = torch.from_numpy(array.view(_INTEGERS[array.dtype.itemsize]))
+            tensor.copy_(bits.view(_DTYPES[array.dtype.name]).reshape(tensor.shape))
+            if progress is not None:
+                progress(name, number, len(wanted))
     return model
 
 
