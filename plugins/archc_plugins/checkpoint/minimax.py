@@ -1,0 +1,123 @@
+"""MiniMax-01: lightning attention beside softmax attention, experts in every layer, a residual stream that is normed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from archc.checkpoint.config import Config
+from archc.checkpoint.rules import Dropped, Rule, rule
+from archc.graph.graph import Graph
+from archc_plugins.checkpoint.llama import ATTENTION
+from archc_plugins.checkpoint.mixtral import Mixtral
+from archc_plugins.checkpoint.qwen3_next import at
+
+DECAYS = Dropped(
+    r"model\.layers\.\d+\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)",
+    "decays follow from the number of heads and layers",
+    kept=True,
+)
+_NAMES = {"full_attention": "attn", "linear_attention": "lightning"}
+
+
+class MiniMax(Mixtral):
+    """MiniMaxForCausalLM."""
+
+    model_class: ClassVar[str] = "MiniMaxForCausalLM"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096 * 32,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "pad_token_id": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+        "layer_types": None,
+        "block_size": 256,
+        "full_attn_alpha_factor": 1,
+        "full_attn_beta_factor": 1,
+        "linear_attn_alpha_factor": 1,
+        "linear_attn_beta_factor": 1,
+        "mlp_alpha_factor": 1,
+        "mlp_beta_factor": 1,
+    }
+    dropped: ClassVar[Sequence[Dropped]] = (*Mixtral.dropped, DECAYS)
+
+    def spec(self, config: Config) -> dict[str, Any]:
+        config.ignore("block_size", why="tokens a block, which is how it is computed, not what")
+        found = super().spec(config)
+        dtype = self.dtype(config)
+        if "lightning" in found["mixers"] and dtype != "float32":
+            # transformers keeps this state, unlike those of other linear mixers, in the dtype of the activations.
+            found["cache"] = {"policy": "full", "state_dtype": dtype}
+        return found
+
+    def schedule(self, config: Config, layers: int, mixer: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+        types = config.take("layer_types")
+        if types is None:
+            types = ["linear_attention" if layer % 2 else "full_attention" for layer in range(layers)]
+        if len(types) != layers or not set(types) <= set(_NAMES):
+            config.refuse("layer_types", f"should say full_attention or linear_attention for each of {layers} layers")
+            return ["attn"] * layers, {"attn": mixer}
+        names = [_NAMES[kind] for kind in types]
+        lightning = {"kind": "lightning", "num_heads": mixer["num_heads"], "head_dim": mixer["head_dim"]}
+        full, linear = _block(config, "full"), _block(config, "linear")
+        if full != linear and "attn" in names:
+            lightning["block"] = linear
+        return names, {name: keys for name, keys in (("attn", mixer), ("lightning", lightning)) if name in names}
+
+    def block(self, config: Config) -> Any:
+        types = config.data.get("layer_types")
+        return _block(config, "linear" if types and "full_attention" not in types else "full")
+
+    def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
+        return _by_layer(graph, config, super().rules(graph, config))
+
+    def other_layouts(self, graph: Graph, config: Mapping[str, Any]) -> Mapping[str, Sequence[Rule]]:
+        found = super().other_layouts(graph, config)
+        return {name: _by_layer(graph, config, rules) for name, rules in found.items()}
+
+
+def _block(config: Config, kind: str) -> Any:
+    """The layout of layers of ``full`` or ``linear`` attention: what stream and branch are multiplied by."""
+    factors = {
+        "skip_multiplier": config.take(f"{kind}_attn_alpha_factor"),
+        "residual_multiplier": config.take(f"{kind}_attn_beta_factor"),
+    }
+    of_ffn = {"skip_multiplier": config.take("mlp_alpha_factor"), "residual_multiplier": config.take("mlp_beta_factor")}
+    found = {name: float(value) for name, value in factors.items() if value != 1}
+    found |= {f"ffn_{name}": float(value) for name, value in of_ffn.items() if value != factors[name]}
+    return {"kind": "normed_residual", **found} if found else "normed_residual"
+
+
+def _by_layer(graph: Graph, config: Mapping[str, Any], rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Rules of which those for attention hold where there is softmax attention, and lightning attention's elsewhere."""
+    names = graph.params()
+    layers = range(graph.num_layers)
+    linear = [layer for layer in layers if f"layers.{layer}.mixer.o_norm.weight" in names]
+    full = [layer for layer in layers if layer not in linear]
+    elsewhere = tuple(entry for entry in rules if entry not in ATTENTION)
+    return (*elsewhere, *at(full, ATTENTION), *at(linear, _lightning(config)))
+
+
+def _lightning(config: Mapping[str, Any]) -> tuple[Rule, ...]:
+    """Queries, keys and values are one matrix, whose rows are sorted by head."""
+    heads = config.get("num_attention_heads", MiniMax.defaults["num_attention_heads"])
+    there, here = "model.layers.{i}.self_attn", "layers.{i}.mixer"
+    parts = (f"{here}.{name}_proj.weight" for name in "qkv")
+    named = {"norm": "o_norm", "output_gate": "g_proj", "out_proj": "o_proj"}
+    return (
+        rule(f"{there}.qkv_proj.weight", *parts, groups=heads),
+        *(rule(f"{there}.{name}.weight", f"{here}.{ours}.weight") for name, ours in named.items()),
+    )
