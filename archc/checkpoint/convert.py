@@ -94,12 +94,18 @@ def to_archc(
 
 def _move(part: Part, found: Checked, stored: Stored, writer: Writer) -> None:
     name = found.match.names[part.theirs]
-    if part.layout == SAME and len(part.ours) == 1:
+    if _is_whole(part):
         writer.copy(part.ours[0], stored.homes[name], slice_at=part.expert)
         return
     arrays = to_ours(part.layout, stored.read(name), part.shapes)
-    for ours, array in zip(part.ours, arrays, strict=True):
-        writer.put(ours, array, slice_at=part.expert)
+    starts = [None] * len(part.ours) if part.rows is None else [start for start, _ in part.rows]
+    for ours, array, start in zip(part.ours, arrays, starts, strict=True):
+        writer.put(ours, array, slice_at=part.expert, row_at=start)
+
+
+def _is_whole(part: Part) -> bool:
+    """Whether its bytes are those of one weight, or of one expert's."""
+    return part.layout == SAME and len(part.ours) == 1 and part.rows is None
 
 
 def _origin(imported: Imported, found: Checked, files: Sequence[str]) -> dict[str, Any]:
@@ -155,10 +161,13 @@ def to_hf(source: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, progress: 
 
 
 def _move_back(name: str, part: Part, stored: Stored, writer: Writer) -> None:
-    if part.layout == SAME and len(part.ours) == 1:
+    if _is_whole(part):
         writer.copy(name, stored.homes[part.ours[0]], slice_of=part.expert)
         return
-    arrays = [stored.read(ours) if part.expert is None else stored.slice(ours, part.expert) for ours in part.ours]
+    if part.rows is not None:
+        arrays = [stored.rows(ours, *rows) for ours, rows in zip(part.ours, part.rows, strict=True)]
+    else:
+        arrays = [stored.read(ours) if part.expert is None else stored.slice(ours, part.expert) for ours in part.ours]
     writer.put(name, to_theirs(part.layout, arrays))
 
 

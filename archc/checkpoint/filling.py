@@ -30,24 +30,35 @@ class Foreign:
         self._stored = stored
         self._found = found
         self._shapes = {name: tuple(param.shape) for name, param in graph.params().items()}
+        self._last: tuple[str, Array] | None = None
         self._parts: dict[str, list[tuple[Part, int]]] = {}
         for part in found.plan.parts:
             for position, ours in enumerate(part.ours):
                 self._parts.setdefault(ours, []).append((part, position))
 
+    def pieces(self) -> Iterator[tuple[str, int | None, Array]]:
+        """(weight, which slice of it or None for the whole, the numbers), every tensor of the checkpoint read once."""
+        for part in self._found.plan.parts:
+            theirs = self._stored.read(self._found.match.names[part.theirs])
+            for ours, array in zip(part.ours, to_ours(part.layout, theirs, part.shapes), strict=True):
+                yield ours, part.expert, array
+
     def read(self, name: str) -> Array:
         """The weight in the dtype that it is stored in."""
         parts = self._parts[name]
-        if parts[0][0].expert is None:
+        if parts[0][0].expert is None and parts[0][0].rows is None:
             return self._one(*parts[0])
         whole = np.empty(self._shapes[name], DTYPES[self._found.dtypes[name]])
         for part, position in parts:
-            whole[part.expert] = self._one(part, position)
+            where = part.expert if part.rows is None else slice(*part.rows[position])
+            whole[where] = self._one(part, position)
         return whole
 
     def _one(self, part: Part, position: int) -> Array:
-        theirs = self._stored.read(self._found.match.names[part.theirs])
-        return to_ours(part.layout, theirs, part.shapes)[position]
+        if self._last is None or self._last[0] != part.theirs:
+            # Of a fused tensor, the other parts are asked for next.
+            self._last = part.theirs, self._stored.read(self._found.match.names[part.theirs])
+        return to_ours(part.layout, self._last[1], part.shapes)[position]
 
 
 @contextmanager

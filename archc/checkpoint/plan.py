@@ -25,6 +25,8 @@ class Part:
     shapes: tuple[Shape, ...]
     """Of the weights, without the dimension of experts where ``expert`` is set."""
     expert: int | None = None
+    rows: tuple[tuple[int, int], ...] | None = None
+    """Which rows of each weight the tensor holds (first, last + 1); None for all."""
 
     @property
     def shape_there(self) -> Shape:
@@ -45,6 +47,7 @@ def plan(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> Plan:
     parts: list[Part] = []
     problems: list[str] = []
     filled: dict[str, str] = {}
+    pieces: dict[str, list[tuple[int, int]]] = {}
     for rule in rules:
         for layer in _layers(rule, shapes):
             ours = tuple(name.replace(_LAYER, layer) for name in rule.ours)
@@ -54,7 +57,9 @@ def plan(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> Plan:
             if missing:
                 problems.append(f"{rule.theirs}: the model has {ours[0]}, and not {', '.join(missing)}")
                 continue
-            again = [name for name in ours if name in filled]
+            again = [name for name in ours if name in filled and rule.rows is None]
+            for name, rows in zip(ours, rule.rows or (), strict=False):
+                pieces.setdefault(name, []).append(rows)
             problems += [f"{name} is filled by {filled[name]} and by {rule.theirs}" for name in again]
             filled |= dict.fromkeys(ours, rule.theirs)
             try:
@@ -66,6 +71,10 @@ def plan(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> Plan:
                 continue
             parts += found
     problems += [f"{name} {list(shape)} is filled by nothing" for name, shape in shapes.items() if name not in filled]
+    for name, found_rows in pieces.items():
+        ends = [0, *(end for rows in sorted(found_rows) for end in rows), shapes[name][0]]
+        if ends[::2] != ends[1::2]:
+            problems.append(f"{name} {list(shapes[name])} is filled by rows {sorted(found_rows)}")
     return Plan(tuple(parts), tuple(problems))
 
 
@@ -79,6 +88,10 @@ def _layers(rule: Rule, shapes: Mapping[str, Shape]) -> list[str]:
 
 def _parts(rule: Rule, layer: str, ours: tuple[str, ...], shapes: Sequence[Shape]) -> Iterator[Part]:
     theirs = rule.theirs.replace(_LAYER, layer)
+    if rule.rows is not None:
+        cut = tuple((stop - start, *shape[1:]) for (start, stop), shape in zip(rule.rows, shapes, strict=True))
+        yield Part(theirs, ours, rule.layout, cut, rows=rule.rows)
+        return
     if _EXPERT not in theirs:
         yield Part(theirs, ours, rule.layout, tuple(shapes))
         return

@@ -41,6 +41,8 @@ class Rule:
     ours: tuple[str, ...]
     layout: Layout = SAME
     """How the tensor holds them."""
+    rows: tuple[tuple[int, int], ...] | None = None
+    """Which rows of each weight the tensor holds (first, last + 1), where other tensors hold the rest; None for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,13 +82,16 @@ class Writer:
         for name, (dtype, shape) in tensors.items():
             self.slots[name] = Slot(file, base + header[name]["data_offsets"][0], dtype, shape)
 
-    def put(self, name: str, array: Array, *, slice_at: int | None = None) -> None:
-        """A tensor, or one slice of its first dimension, bit by bit as it is."""
+    def put(self, name: str, array: Array, *, slice_at: int | None = None, row_at: int | None = None) -> None:
+        """A tensor, one slice of its first dimension, or rows of it from ``row_at`` on, bit by bit as it is."""
         slot = self.slots[name]
         expected = slot.shape if slice_at is None else slot.shape[1:]
+        if row_at is not None:
+            expected = (array.shape[0], *slot.shape[1:])
         assert (array.dtype, array.shape) == (DTYPES[slot.dtype], expected), f"{name}: {array.dtype} {array.shape}"
         data = np.ascontiguousarray(array)
-        offset = slot.offset_bytes + (slice_at or 0) * data.nbytes
+        row = data.nbytes if row_at is None else data.nbytes // max(1, array.shape[0])
+        offset = slot.offset_bytes + (slice_at or row_at or 0) * row
         _write(self._handles[slot.file], data.reshape(-1).view(np.uint8).data, offset)
 
     def copy(self, name: str, home: Home, *, slice_at: int | None = None, slice_of: int | None = None) -> None:

@@ -27,7 +27,7 @@ from archc.cli.options import (
     "--weights",
     type=click.Path(exists=True),
     metavar="FILE|DIR",
-    help="A safetensors file, or a folder of shards. Default: random weights.",
+    help="A safetensors file, a folder of shards, or a folder as transformers saves it. Default: random weights.",
 )
 @click.option(
     "--no-weights",

@@ -107,14 +107,16 @@ def _fill_from_foreign(model: nn.Module, path: Path, wanted: dict[str, Tensor], 
     on_meta = [f"{name} is on the meta device: materialise the model first" for name in wanted if wanted[name].is_meta]
     if on_meta:
         raise ArchcError(f"{path}: {len(on_meta)} weights don't fit:\n  " + "\n  ".join(on_meta))
+    done: set[str] = set()
     with foreign(path, graph_of(model)) as checkpoint, torch.no_grad():
-        for number, (name, tensor) in enumerate(wanted.items(), 1):
-            array = np.ascontiguousarray(checkpoint.read(name))
+        for name, at, array in checkpoint.pieces():
+            target = wanted[name] if at is None else wanted[name][at]
             # numpy has no bfloat16 that torch would take, so the bits go over as integers.
-            bits = torch.from_numpy(array.view(_INTEGERS[array.dtype.itemsize]))
-            tensor.copy_(bits.view(_DTYPES[array.dtype.name]).reshape(tensor.shape))
+            bits = torch.from_numpy(np.ascontiguousarray(array).view(_INTEGERS[array.dtype.itemsize]))
+            target.copy_(bits.view(_DTYPES[array.dtype.name]).reshape(target.shape))
+            done.add(name)
             if progress is not None:
-                progress(name, number, len(wanted))
+                progress(name, len(done), len(wanted))
     return model
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from archc.checkpoint.filling import is_foreign
 from archc.errors import ArchcError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.graph.graph import Graph, param_bytes
@@ -19,6 +20,7 @@ from archc_exporters.onnx.checkpoint import SafetensorsWeights
 from archc_exporters.onnx.context import OPSETS, Lowering
 from archc_exporters.onnx.contract import write_contract
 from archc_exporters.onnx.folder import require_place, staged
+from archc_exporters.onnx.foreign import ForeignWeights
 from archc_exporters.onnx.genai.config import GenaiFiles, genai_files
 from archc_exporters.onnx.lower import IR_VERSION, lower_graph
 from archc_exporters.onnx.placement.check import require_provider
@@ -71,8 +73,9 @@ def export(
     """Write ``model.onnx``, ``model.onnx.data`` and ``archc.json``; an earlier export stays until the new one is whole.
 
     Without ``weights`` they are random, seeded by name; with it a safetensors file or a folder of them, under the names of
-    ``graph.params()``; with ``no_weights`` their file is referred to and not written. ``overwrite`` allows a folder that holds
-    files and no export. ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``, or 4096.
+    ``graph.params()``, or a folder as transformers saves it; with ``no_weights`` their file is referred to and not written.
+    ``overwrite`` allows a folder that holds files and no export.
+    ``max_model_len`` bounds the positions of a rope table, by default ``max_position_embeddings``, or 4096.
     With ``spec``, that of the graph, ``spec.yaml`` and its tokenizer are written too; ``tokenizer`` is a tokenizer.json that
     takes its place, or a folder with one. ``kv_cache_dtype`` goes before what the cache policies say; int8 and int4 caches get
     their steps from a run over the ids in ``calibration``, or over random ones. ``quant`` is int4 or int8, the other ``quant_``
@@ -177,6 +180,8 @@ def _absent(data_bytes: int) -> str:
 def _weight_source(graph: Graph, weights: Path | None, seed: int, target: Target) -> WeightSource:
     if weights is None:
         return RandomWeights(seed, target.ir_dtype)
+    if is_foreign(weights):
+        return ForeignWeights(weights, graph)
     return SafetensorsWeights(weights, graph.params())
 
 
