@@ -27,6 +27,7 @@ _BUT_CONVS: tuple[Rule, ...] = (
 )
 _AFTER_FFN = rule("model.layers.{i}.post_feedforward_layernorm.weight", "layers.{i}.ffn_output_norm.weight")
 _AFTER_MIXER = "layers.{i}.mixer_output_norm.weight"
+_WIDTHS = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
 _O_NORM_EPS = 1e-5
 """Of the delta rule's output, whatever the configuration says."""
 
@@ -111,14 +112,10 @@ class OlmoHybrid(Checkpoint):
         return "none"
 
     def _delta(self, config: Config, hidden: int, heads: int, eps: float) -> dict[str, Any]:
-        key_heads = config.take("linear_num_key_heads") or heads
-        key_dim = config.take("linear_key_head_dim") or int(0.75 * hidden / key_heads)
+        stated = {name: config.take(name) for name in _WIDTHS}
         found: dict[str, Any] = {
             "kind": "gated_deltanet",
-            "num_key_heads": key_heads,
-            "num_value_heads": config.take("linear_num_value_heads") or heads,
-            "key_head_dim": key_dim,
-            "value_head_dim": config.take("linear_value_head_dim") or 2 * key_dim,
+            **_delta_sizes(stated, hidden, heads),
             "conv_kernel": config.take("linear_conv_kernel_dim"),
         }
         if config.take("linear_allow_neg_eigval"):
@@ -132,9 +129,14 @@ class OlmoHybrid(Checkpoint):
         return self._rules(graph, _CONVS, after_mixer)
 
     def other_layouts(self, graph: Graph, config: Mapping[str, Any]) -> Mapping[str, Sequence[Rule]]:
-        # save_pretrained undoes the renaming of the delta layers' norm in the attention layers, too.
+        # save_pretrained undoes the renaming of the delta layers' norm in the attention layers, too, and cuts the one
+        # convolution of a layer in equal thirds, wherever queries, keys and values begin.
         after_mixer = rule("model.layers.{i}.feedforward_layer_norm.weight", _AFTER_MIXER)
-        return {"as saved": self._rules(graph, _CONVS, after_mixer)}
+        stated = {**self.defaults, **config}
+        sizes = _delta_sizes(stated, stated["hidden_size"], stated["num_attention_heads"])
+        keys = sizes["num_key_heads"] * sizes["key_head_dim"]
+        thirds = _thirds(keys, sizes["num_value_heads"] * sizes["value_head_dim"])
+        return {"as saved": self._rules(graph, thirds, after_mixer)}
 
     def _rules(self, graph: Graph, convs: Sequence[Rule], after_mixer: Rule) -> Sequence[Rule]:
         delta, full = delta_layers(graph)
@@ -144,6 +146,35 @@ class OlmoHybrid(Checkpoint):
             *at(delta, (*_BUT_CONVS, *convs)),
             *at(full, (*ATTENTION, *QK_NORMS, after_mixer, _AFTER_FFN)),
         )
+
+
+def _delta_sizes(stated: Mapping[str, Any], hidden: int, heads: int) -> dict[str, int]:
+    """Heads and widths of the delta rule; what is not stated follows from the attention's."""
+    key_heads = stated["linear_num_key_heads"] or heads
+    key_dim = stated["linear_key_head_dim"] or int(0.75 * hidden / key_heads)
+    return {
+        "num_key_heads": key_heads,
+        "num_value_heads": stated["linear_num_value_heads"] or heads,
+        "key_head_dim": key_dim,
+        "value_head_dim": stated["linear_value_head_dim"] or 2 * key_dim,
+    }
+
+
+def _thirds(keys: int, values: int) -> tuple[Rule, ...]:
+    """Rules for [q | k | v] of widths ``keys``, ``keys`` and ``values``, cut in three tensors as torch's chunk cuts."""
+    total, found = 2 * keys + values, list[Rule]()
+    begins = {"q": (0, keys), "k": (keys, 2 * keys), "v": (2 * keys, total)}
+    size = -(-total // 3)
+    for third, name in enumerate("qkv"):
+        start, stop = third * size, min((third + 1) * size, total)
+        inside = {
+            n: (max(start, first) - first, min(stop, last) - first)
+            for n, (first, last) in begins.items()
+            if max(start, first) < min(stop, last)
+        }
+        ours = tuple(f"{_OURS}.conv.{n}_conv1d.weight" for n in inside)
+        found.append(Rule(f"{_DELTA}.{name}_conv1d.weight", ours, rows=tuple(inside.values())))
+    return tuple(found)
 
 
 def _usual_types(layers: int) -> list[str]:

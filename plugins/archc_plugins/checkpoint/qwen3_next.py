@@ -45,6 +45,7 @@ def at(layers: Iterable[int], rules: Sequence[Rule]) -> tuple[Rule, ...]:
             entry.theirs.replace("{i}", str(layer)),
             tuple(name.replace("{i}", str(layer)) for name in entry.ours),
             entry.layout,
+            entry.rows,
         )
         for layer in layers
         for entry in rules
