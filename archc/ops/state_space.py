@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
-from archc.ir.size import BATCH, SEQ, Dim, ceil_div
+from archc.ir.size import BATCH, Dim
 from archc.ir.values import Param, State, TensorType
-from archc.ops.linear_attention import CHUNK
+from archc.ops.linear_attention import gated_flops
 
 
 @op
@@ -57,27 +57,4 @@ class StateSpace(Op):
         }
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
-        return BATCH * state_space_flops(
-            self.num_heads, self.n_groups, self.state_size, self.head_dim, form=form, pairs=pairs
-        )
-
-
-def state_space_flops(heads: int, groups: int, key_dim: int, value_dim: int, *, form: Form, pairs: Pairs) -> Dim:
-    """FLOPs of one sequence.
-
-    ``few``: two products of the K x V state a head and token. ``many``: for a chunk of r tokens the scores of a group, which
-    its heads share, their product with the values of each head, and two products with its state; ``needed`` counts lower
-    triangles, ``dense`` whole chunks of 64 and whole squares.
-    """
-    k, v = key_dim, value_dim
-    if form == "few":
-        return SEQ * (heads * 4 * k * v)
-    chunks = ceil_div(SEQ, CHUNK)
-
-    def one_chunk(tokens: Dim, square: Dim) -> Dim:
-        return square * (groups * k + heads * v) + tokens * (heads * 4 * k * v)
-
-    if pairs == "dense":
-        return chunks * one_chunk(CHUNK, 2 * CHUNK * CHUNK)
-    full, rest = chunks - 1, SEQ - (chunks - 1) * CHUNK
-    return full * one_chunk(CHUNK, CHUNK * CHUNK + CHUNK) + one_chunk(rest, rest * rest + rest)
+        return BATCH * gated_flops(self.num_heads, self.n_groups, self.state_size, self.head_dim, form, pairs)

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+from archc.torch_backend.operators import gated_attention  # noqa: E402
 from archc.torch_backend.operators.gated_attention import (  # noqa: E402
     gated_attention_flops,
     gated_attention_rule,
@@ -91,3 +92,31 @@ def test_a_batch_in_half_precision_keeps_its_state_in_float32():
     out, final = gated_attention_rule(*inputs, scale=SCALE)
     assert (out.dtype, final.dtype) == (torch.bfloat16, torch.float32)
     assert_close((out, final), recurrent_float64(*inputs, scale=SCALE), 1e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_batch_in_slices_chains_states_and_gradients_of_its_rows(rows, monkeypatch):
+    monkeypatch.setattr(gated_attention, "CPU_BUDGET", rows * 4 * gated_attention.SLAB * gated_attention.CHUNK)
+    inputs = [torch.cat((x, x.flip(0), x[:1]), 0) for x in drawn(600)]
+    found = []
+    for rule in (gated_attention_rule, recurrent_float64):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out, final = rule(*leaves, scale=SCALE)
+        found.append((out, final, *torch.autograd.grad(out.sum() + final.square().sum(), leaves)))
+    assert_close(*found, 1e-11)
+
+
+def test_a_step_that_forgets_everything_leaves_its_neighbours_exact():
+    inputs = [x.float() for x in drawn(100, decay=0.01)]
+    inputs[3][:, 40, ::2] = -5000.0
+    assert_close(gated_attention_rule(*inputs, scale=SCALE), recurrent_float64(*inputs, scale=SCALE), 2e-6)
+
+
+def test_the_backward_keeps_only_the_inputs_and_one_state_a_slab():
+    inputs = [x.requires_grad_() for x in drawn(1100)]
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        gated_attention_rule(*inputs, scale=SCALE)
+    kept = {x.untyped_storage().data_ptr(): x.numel() for x in saved}
+    slabs = -(-1100 // gated_attention.SLAB)
+    assert sum(kept.values()) == sum(x.numel() for x in inputs) + slabs * inputs[4].numel()

@@ -11,9 +11,9 @@ from torch.nn import functional
 from archc.ir.values import Node
 from archc.ops import state_space as ops
 from archc.torch_backend.context import Context
-from archc.torch_backend.operators.gated_linear import gated_linear
+from archc.torch_backend.operators.gated_attention import gated_attention_rule
 from archc.torch_backend.step import Step, carried
-from archc.torch_backend.twins.state_space import state_space_twin
+from archc.torch_backend.twins.gated_attention import gated_attention_twin
 
 
 class StateSpace(nn.Module):
@@ -39,9 +39,9 @@ class StateSpace(nn.Module):
             dt_BSH = dt_BSH * valid.unsqueeze(-1)
         x_BSHP = x.unflatten(-1, (-1, self.head_dim)).to(wide)
         b, c = (t.unflatten(-1, (-1, self.state_size)) for t in (b, c))
-        rule = gated_linear if self.twin is None else state_space_twin(self.twin)
+        rule = gated_attention_rule if self.twin is None else gated_attention_twin(self.twin)
         decay_BSH = dt_BSH * -self.A_log.to(wide).exp()
-        out, final = rule(c, b, x_BSHP * dt_BSH.unsqueeze(-1), decay_BSH, carried(state, step))
+        out, final = rule(c, b, x_BSHP * dt_BSH.unsqueeze(-1), decay_BSH, carried(state, step), scale=1.0)
         if state is not None:
             state.copy_(final)
         return torch.addcmul(out, x_BSHP, self.D.to(wide).unsqueeze(-1)).flatten(-2).to(x.dtype)

@@ -1,8 +1,8 @@
 # B batch, S tokens, G groups of heads, R heads of a group, K key channels, V value channels, L chunks, C rows of a chunk
 """One slab (at most eight chunks of 64 tokens) of chunked linear attention with a decay a head, forward and backward by hand.
 
-Mamba-2, arXiv 2405.21060. Inside a chunk let G_ij be the sum of the log decays of rows j + 1 to i, P_i = e^(sum up to i),
-R_j = e^(G_last,j), S (K, V) the state the chunk starts from and q, k, v its rows. With
+Lightning attention, arXiv 2401.04658; Mamba-2, arXiv 2405.21060. Inside a chunk let G_ij be the sum of the log decays of rows
+j + 1 to i, P_i = e^(sum up to i), R_j = e^(G_last,j), S (K, V) the state the chunk starts from and q, k, v its rows. With
 
     M_ij = (q_i . k_j) e^(G_ij)  for j <= i
 
@@ -32,11 +32,12 @@ CHUNK = 64
 class Slab:
     """A slab's chunks in arithmetic precision, its scores, decays, and the state that each chunk starts from."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state_BHKV: Tensor) -> None:
-        """q, k: (B, S, G, K); v: (B, S, H, V); log_decay: (B, S, H)."""
-        self.tokens, self.groups, self.dtype = q.shape[1], q.shape[2], state_BHKV.dtype
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state_BHKV: Tensor, *, scale: float) -> None:
+        """q, k: (B, S, G, K); v: (B, S, H, V); log_decay: (B, S, H); the state in the precision of the arithmetic."""
+        self.tokens, self.groups, self.dtype, self.scale = q.shape[1], q.shape[2], state_BHKV.dtype, scale
+        self.rows = min(CHUNK, self.tokens)
         self.heads, self.values = v.shape[2] // self.groups, v.shape[3]
-        self.q_BLGCK, self.k_BLGCK = self._grouped(q), self._grouped(k)
+        self.q_BLGCK, self.k_BLGCK = self._grouped(q) * scale, self._grouped(k)
         self.v_BLGCRV = self._grouped(v.unflatten(2, (self.groups, self.heads)))
         decay_BLGCR = self._grouped(log_decay.unflatten(2, (self.groups, self.heads)))
         self.between_BLGRCC = _between(decay_BLGCR.transpose(3, 4))
@@ -49,11 +50,11 @@ class Slab:
 
     def _grouped(self, x: Tensor) -> Tensor:
         """(B, S, G, ...) -> (B, L, G, C, ...) with rows of zeros behind the last token, which change no state."""
-        missing = -self.tokens % CHUNK
+        missing = -self.tokens % self.rows
         x = x.to(self.dtype)
         if missing:
             x = torch.cat((x, x.new_zeros(x.shape[0], missing, *x.shape[2:])), 1)
-        return x.unflatten(1, (-1, CHUNK)).transpose(2, 3).contiguous()
+        return x.unflatten(1, (-1, self.rows)).transpose(2, 3).contiguous()
 
     def _flat(self, x: Tensor) -> Tensor:
         """The way back."""
@@ -66,7 +67,7 @@ class Slab:
     def _unpacked(self, state_BGKX: Tensor) -> Tensor:
         return state_BGKX.unflatten(3, (self.heads, self.values)).transpose(2, 3).flatten(1, 2)
 
-    def _scale(self, state_BGKX: Tensor, chunk: int) -> Tensor:
+    def _decayed(self, state_BGKX: Tensor, chunk: int) -> Tensor:
         """A state times what a chunk leaves of it."""
         state = state_BGKX.unflatten(3, (self.heads, self.values))
         return (state * self.last_BLG1R1[:, chunk]).flatten(3)
@@ -75,7 +76,7 @@ class Slab:
         written_BLGKX = self.k_BLGCK.transpose(3, 4) @ self.late_BLGCX
         states = [state_BGKX.to(self.dtype)]
         for chunk in range(written_BLGKX.shape[1]):
-            states.append(self._scale(states[-1], chunk).add_(written_BLGKX[:, chunk]))
+            states.append(self._decayed(states[-1], chunk).add_(written_BLGKX[:, chunk]))
         self.final_BGKX, self.states_BLGKX = states[-1], torch.stack(states[:-1], 1)
         self.read_BLGCRV = (self.q_BLGCK @ self.states_BLGKX).unflatten(4, (self.heads, self.values))
 
@@ -103,13 +104,12 @@ class Slab:
         d_q = d_scores_BLGCC @ self.k_BLGCK + early_BLGCRV.flatten(4) @ self.states_BLGKX.transpose(3, 4)
         d_k = d_scores_BLGCC.transpose(3, 4) @ self.q_BLGCK + self.late_BLGCX @ d_after_BLGKX.transpose(3, 4)
         d_decay_BLGCR = self._decay_backward(
-            (d_mixed_BLGRCC.mul_(mixed_BLGRCC)),
+            d_mixed_BLGRCC.mul_(mixed_BLGRCC),
             (early_BLGCRV * self.read_BLGCRV).sum(-1),
             (self.late_BLGCX.view_as(seen_BLGCRV) * seen_BLGCRV).sum(-1),
             (self.states_BLGKX * d_after_BLGKX).sum(3).unflatten(3, (self.heads, self.values)).sum(-1),
         )
-        flat = (self._flat(x) for x in (d_q, d_k, d_v, d_decay_BLGCR))
-        d_q, d_k, d_v, d_decay = flat
+        d_q, d_k, d_v, d_decay = (self._flat(x) for x in (d_q.mul_(self.scale), d_k, d_v, d_decay_BLGCR))
         return d_q, d_k, d_v.flatten(2, 3), d_decay.flatten(2, 3), d_state
 
     def _states_backward(self, early_BLGCX: Tensor, d_final_BGKX: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ class Slab:
         read_BLGKX = self.q_BLGCK.transpose(3, 4) @ early_BLGCX
         after = [d_final_BGKX.to(self.dtype)]
         for chunk in reversed(range(read_BLGKX.shape[1])):
-            after.append(self._scale(after[-1], chunk).add_(read_BLGKX[:, chunk]))
+            after.append(self._decayed(after[-1], chunk).add_(read_BLGKX[:, chunk]))
         return torch.stack(after[-2::-1], 1), self._unpacked(after[-1])
 
     def _decay_backward(
