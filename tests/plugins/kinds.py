@@ -34,6 +34,7 @@ EXAMPLES: dict[str, Example] = {
     "mixer.kda": example(num_heads=2, head_dim=8),
     "mixer.gated_deltanet": example(num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=8),
     "mixer.lightning": example(num_heads=2, head_dim=8),
+    "mixer.mamba1": example(intermediate_size=24, state_size=4, dt_rank=3, inner_norm=True),
     "mixer.mamba2": example(num_heads=4, head_dim=8, state_size=6, n_groups=2, bias=True),
     "ffn.mlp": example(intermediate_size=24, activation="gelu", bias=True),
     "ffn.swiglu": example(intermediate_size=24, bias=True),

@@ -119,11 +119,41 @@ class Lowering:
         branches = [self._branch(name, build) for name, build in (("then", then), ("else", otherwise))]
         return self.ops("If", condition, dtypes=dtypes, then_branch=branches[0], else_branch=branches[1])
 
-    def _branch(self, name: str, build: Callable[[], Sequence[ir.Value]]) -> ir.Graph:
+    def scan(
+        self,
+        state: ir.Value,
+        sequences: Sequence[ir.Value],
+        step: Callable[..., tuple[ir.Value, ir.Value]],
+        *,
+        axis: int,
+    ) -> tuple[ir.Value, ir.Value]:
+        """(the last state, outputs side by side along ``axis``) of a Scan over slices of the sequences along it.
+
+        ``step(state, *slices)`` appends the nodes of one slice and returns (the next state, its output).
+        """
+        names = ("state", *(f"slice {number}" for number in range(len(sequences))))
+        given = [
+            ir.Value(name=self._unique(f"{self.path}/Scan/{name}"), type=ir.TensorType(value.dtype or self.dtype))
+            for name, value in zip(names, (state, *sequences), strict=True)
+        ]
+        body = self._branch("body", lambda: step(*given), given)
+        last, outputs = self.ops(
+            "Scan",
+            state,
+            *sequences,
+            dtypes=(body.outputs[0].dtype, body.outputs[1].dtype),
+            body=body,
+            num_scan_inputs=len(sequences),
+            scan_input_axes=[axis] * len(sequences),
+            scan_output_axes=[axis],
+        )
+        return last, outputs
+
+    def _branch(self, name: str, build: Callable[[], Sequence[ir.Value]], inputs: Sequence[ir.Value] = ()) -> ir.Graph:
         outer, self.nodes = self.nodes, []
         results = build()
         inner, self.nodes = self.nodes, outer
-        return ir.Graph([], list(results), nodes=inner, name=self._unique(f"{self.path}/{name}"))
+        return ir.Graph(list(inputs), list(results), nodes=inner, name=self._unique(f"{self.path}/{name}"))
 
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """A value that many nodes read, made once, at the root, when the first of them asks for it."""
