@@ -64,11 +64,11 @@ class Cohere2(Checkpoint):
         }
         position = rope(config, head_dim=head_dim, length=length, interleaved=True)
         mixers: dict[str, Any] = {}
-        if FULL in types:
-            mixers["global"] = {**mixer, "position": "none"}
         if SLIDING in types:
-            base = {"extends": "global", "position": position} if mixers else mixer
-            mixers["local"] = {**base, "sliding_window": config.take("sliding_window")}
+            mixers["local"] = {**mixer, "sliding_window": config.take("sliding_window")}
+        if FULL in types:
+            base = {"extends": "local", "sliding_window": None} if mixers else mixer
+            mixers["global"] = {**base, "position": "none"}
         for name, value in _FIXED:
             config.expect(name, value, why=f"is not computed by the model class, which has {value!r}")
         config.ignore("layer_switch", why="sliding_window_pattern says it")
