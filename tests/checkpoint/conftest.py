@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from archc.cli.main import archc
 from tests.parity.families import FAMILIES
 from tests.parity.oracle import Oracle, oracle_of
 
@@ -25,3 +28,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory):
         return oracle, folder
 
     return get
+
+
+@pytest.fixture
+def invoke() -> Callable[..., Result]:
+    """Run the command line in this process."""
+
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(archc, [str(argument) for argument in arguments], catch_exceptions=False)
+
+    return run
