@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 from archc.checkpoint.common import activation
 from archc.checkpoint.config import Config
-from archc.checkpoint.rules import Rule, rule
+from archc.checkpoint.family import Checkpoint, Nested
+from archc.checkpoint.rules import LeftOut, Naming, Rule, rule
 from archc.graph.graph import Graph
+from archc_plugins.checkpoint.gemma import TOWERED
 from archc_plugins.checkpoint.mixtures import FURTHER_TOKENS
 from archc_plugins.checkpoint.qwen3_next import Qwen3Next, shared_and_routed
 
@@ -50,10 +52,7 @@ class Qwen35Text(Qwen3Next):
         "mrope_section": "of pictures; the three positions of a text token are one",
         "mrope_interleaved": "of pictures; the three positions of a text token are one",
     }
-    other_namings = (
-        (("model.", "model.language_model."),),
-        (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
-    )
+    other_namings: ClassVar[Sequence[Naming]] = TOWERED
 
     def spec(self, config: Config) -> dict[str, Any]:
         config.expect("mlp_only_layers", [], None, why="asks for dense layers among others; all are of one kind")
@@ -107,3 +106,27 @@ class Qwen35MoeText(Qwen35Text):
 
     def other_layouts(self, graph: Graph, config: Mapping[str, Any]) -> Mapping[str, Sequence[Rule]]:
         return super(Qwen35Text, self).other_layouts(graph, config)
+
+
+class Qwen35(Nested):
+    """The text side of Qwen3_5ForConditionalGeneration."""
+
+    model_class: ClassVar[str] = "Qwen3_5ForConditionalGeneration"
+    text: ClassVar[type[Checkpoint]] = Qwen35Text
+    defaults: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": False}
+    other_namings: ClassVar[Sequence[Naming]] = TOWERED
+    towers: ClassVar[Sequence[LeftOut]] = (LeftOut("model.visual.*", "the vision tower"),)
+    outer_no_effect: ClassVar[Mapping[str, str]] = {
+        "vision_config": "of the vision tower, which is left out",
+        **dict.fromkeys(
+            ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+            "of pictures among the text",
+        ),
+    }
+
+
+class Qwen35Moe(Qwen35):
+    """The text side of Qwen3_5MoeForConditionalGeneration."""
+
+    model_class: ClassVar[str] = "Qwen3_5MoeForConditionalGeneration"
+    text: ClassVar[type[Checkpoint]] = Qwen35MoeText

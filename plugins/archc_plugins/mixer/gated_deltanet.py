@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from archc.families import Mixer
 from archc.graph.vocabulary import Builder
@@ -15,8 +15,8 @@ from archc.ir.values import Value
 class GatedDeltaNet(Mixer):
     """Gated DeltaNet, arXiv 2412.06464: delta rule, a decay a head. State a layer: value heads x key_head_dim x value_head_dim.
 
-    Each key head serves the next num_value_heads / num_key_heads value heads. The norm of the output has the eps of the
-    spec's norm, a plain weight, and SiLU on its gate.
+    Each key head serves the next num_value_heads / num_key_heads value heads. The norm of the output has a plain weight,
+    and SiLU on its gate.
     """
 
     keeps_rows: ClassVar[bool] = False
@@ -33,6 +33,8 @@ class GatedDeltaNet(Mixer):
     """Columns of the short convolutions."""
     allow_neg_eigval: bool = False
     """Beta lies in (0, 2) instead of (0, 1)."""
+    o_norm_eps: PositiveFloat | None = None
+    """Eps of the norm of the output (OLMo Hybrid: 1e-5). Default: the norm's."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.num_value_heads % self.num_key_heads:
@@ -50,5 +52,6 @@ class GatedDeltaNet(Mixer):
             # I - beta k k^T then has an eigenvalue in (-1, 1) instead of (0, 1).
             beta = g.scale(beta, 2.0)
         o = g.linear_attention("delta_rule", q, k, v, decay, beta, head_dim=key_dim)
-        o = g.gated_norm("o_norm", o, gate, head_dim=value_dim, eps=self.norm.epsilon(), act="silu")
+        eps = self.norm.epsilon() if self.o_norm_eps is None else self.o_norm_eps
+        o = g.gated_norm("o_norm", o, gate, head_dim=value_dim, eps=eps, act="silu")
         return g.linear("o_proj", o, x.width)
