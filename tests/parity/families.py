@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.parity.deltanet import OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from tests.parity.dense import GRANITE, LLAMA, LLAMA_FULL, LLAMA_LINEAR, MISTRAL, QWEN3
 from tests.parity.fused import BLOOM, BLOOM_NORMED, FALCON, FALCON_ALIBI, FALCON_NEW_ARCH, GPT2, GPT_NEOX
+from tests.parity.jamba import JAMBA
 from tests.parity.latent import DEEPSEEK_V2, DEEPSEEK_V2_LITE, DEEPSEEK_V3, KIMI_LINEAR
 from tests.parity.layouts import OPT, OPT_PRENORM
 from tests.parity.lightning import MINIMAX, MINIMAX_LINEAR_FIRST
@@ -31,6 +32,7 @@ FAMILIES = (
     MINIMAX_M2,
     MINIMAX,
     MINIMAX_LINEAR_FIRST,
+    JAMBA,
     OPT,
     OPT_PRENORM,
     MIXTRAL,

@@ -10,8 +10,9 @@ from torch import Tensor
 from tests.parity.delta_weights import LAYERS, MIXERS
 from tests.parity.dense_weights import LAYERS as DENSE_LAYERS
 from tests.parity.fused_weights import LAYERS as FUSED_LAYERS
-from tests.parity.mamba_weights import LAYERS as MAMBA_LAYERS
+from tests.parity.jamba import LAYERS as JAMBA_LAYERS
 from tests.parity.lightning import LAYERS as LIGHTNING_LAYERS
+from tests.parity.mamba_weights import LAYERS as MAMBA_LAYERS
 
 Tensors = dict[str, Tensor]
 
@@ -144,6 +145,7 @@ def _place(name: str, tensor: Tensor, family: str) -> Tensors | None:
         (r"()()", "", FUSED_LAYERS.get(family, ())),
         (r"()()", "", MAMBA_LAYERS.get(family, ())),
         (r"()()", "", LIGHTNING_LAYERS.get(family, ())),
+        (r"()()", "", JAMBA_LAYERS.get(family, ())),
         (r"()()", "", LAYERS.get(family, ())),
         (r"(model\.)(layers\.\d+\.)(self|linear)_attn\.", "mixer.", (*MIXERS.get(family, ()), *_MIXER)),
         (r"(model\.)(layers\.\d+\.)mlp\.experts\.", "ffn.experts.", experts),
