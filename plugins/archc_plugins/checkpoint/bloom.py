@@ -78,7 +78,7 @@ class Bloom(Checkpoint):
         }
 
     def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
-        heads = next(int(config[name]) for name in ("n_head", "num_attention_heads") if name in config)
+        heads = int(config.get("n_head", config.get("num_attention_heads", self.defaults["n_head"])))
         return (
             rule("transformer.word_embeddings.weight", "embed_tokens.weight"),
             *both("transformer.word_embeddings_layernorm", "embed_norm"),
