@@ -18,6 +18,7 @@ GQA = "kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16"
 MLA = "kind: mla, num_heads: 2, kv_lora_rank: 24, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 12"
 KDA = "kind: kda, num_heads: 2, head_dim: 16"
 GATED_DELTANET = "kind: gated_deltanet, num_key_heads: 2, num_value_heads: 4, key_head_dim: 16, value_head_dim: 12"
+MAMBA2 = "kind: mamba2, num_heads: 4, head_dim: 12, state_size: 16"
 SWIGLU = "kind: swiglu, intermediate_size: 48"
 MOE = "kind: moe, num_experts: 8, num_experts_per_tok: 2, intermediate_size: 24"
 
@@ -48,6 +49,8 @@ MIXERS = {
     "kda full rank gate": f"{{{KDA}, full_rank_gate: true, decay_floor: -5.0, conv_kernel: 2}}",
     "gated_deltanet": f"{{{GATED_DELTANET}}}",
     "gated_deltanet doubled": f"{{{GATED_DELTANET}, allow_neg_eigval: true, conv_kernel: 2}}",
+    "mamba2": f"{{{MAMBA2}}}",
+    "mamba2 groups": f"{{{MAMBA2}, n_groups: 2, bias: true, conv_bias: false, time_step_limit: [0.01, 0.3]}}",
 }
 FFNS = {
     "swiglu": f"{{{SWIGLU}}}",

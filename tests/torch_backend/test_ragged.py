@@ -64,7 +64,7 @@ def test_ragged_rows_give_what_each_gives_alone(models, name, plan):
 
 
 def test_uniform_and_ragged_calls_may_alternate_over_one_cache(models):
-    for name in ("gqa short window", "gqa short chunk", "mla", "kda", "gated_deltanet", *TINY):
+    for name in ("gqa short window", "gqa short chunk", "mla", "kda", "gated_deltanet", "mamba2", *TINY):
         model, ids, expected = models(name)
         cache = archc.new_cache(model, batch=3, max_model_len=48)
         calls = [(0, 7, False), (7, 3, True), (10, 1, False), (11, 1, True), (12, 6, False), (18, 9, True)]

@@ -57,7 +57,9 @@ def test_a_whole_model_gives_what_its_twins_give(spec):
     assert_close(logits, expected, 3e-5)
 
 
-@pytest.mark.parametrize("mixer", ["gqa", "gqa sinks in a window", "gqa soft cap", "mla", "kda", "gated_deltanet"])
+@pytest.mark.parametrize(
+    "mixer", ["gqa", "gqa sinks in a window", "gqa soft cap", "mla", "kda", "gated_deltanet", "mamba2 groups"]
+)
 def test_both_twins_agree(mixer):
     logits, _ = logits_and_gradients(lively(small_spec(MIXERS[mixer]), twin="needed"), 13)
     expected, _ = logits_and_gradients(lively(small_spec(MIXERS[mixer]), twin="dense"), 13)
