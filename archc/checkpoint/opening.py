@@ -77,7 +77,8 @@ def import_folder(path: str | Path, *, name: str | None = None) -> Imported:
 
 
 _FLAG = "tie_word_embeddings"
-_DEQUANTISE = "dequantise it first: transformers' from_pretrained with dtype=torch.bfloat16, then save_pretrained"
+_DEQUANTISERS = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
+"""What transformers dequantises with, by ``quant_method``."""
 
 
 def checked(stored: Stored, model: Model, *, allow_unused: Sequence[str] = ()) -> Checked:
@@ -101,14 +102,34 @@ def checked(stored: Stored, model: Model, *, allow_unused: Sequence[str] = ()) -
     )
     dtypes, strange = _dtypes(found.parts, matched.names, stored)
     hints = list(matched.hints)
-    if model.config.get("quantization_config") is not None:
-        hints.append(f"the checkpoint is quantised; {_DEQUANTISE}")
+    quantised = _quantisation(model.config)
+    if strange or quantised is not None:
+        hints.append(_dequantise(quantised or {}))
     if any(part.ours == (HEAD,) and matched.names[part.theirs] not in stored.shapes for part in found.parts):
         hints.append(f"the model's head is not tied to the embedding ({_FLAG}), and the checkpoint has none")
     if pair is not None and not copies:
         hints.append(f"{pair[0]} differs from {pair[1]}, so the head is not tied: import the folder, not its {_FLAG}")
     raise_all(stored.folder, [*matched.problems, *strange], hints)
     return Checked(found, layout, matched, dtypes, copies)
+
+
+def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How a configuration says that its tensors are quantised; that of a nested text model may say it, too."""
+    places = (config, *(inner for inner in config.values() if isinstance(inner, Mapping)))
+    found = (place.get("quantization_config") for place in places)
+    return next((entry for entry in found if isinstance(entry, Mapping)), None)
+
+
+def _dequantise(quantised: Mapping[str, Any]) -> str:
+    """What to do with a quantised checkpoint."""
+    method = quantised.get("quant_method")
+    named = f" ({method})" if method else ""
+    how = _DEQUANTISERS.get(str(method))
+    how = f"quantization_config={how}(dequantize=True), dtype=torch.bfloat16" if how else "dtype=torch.bfloat16"
+    return (
+        f"the checkpoint is quantised{named}; dequantise it first: transformers' from_pretrained with {how}, "
+        "then save_pretrained"
+    )
 
 
 def _fitting(model: Model, stored: Stored) -> tuple[str, Plan, Naming]:
