@@ -92,7 +92,8 @@ def as_text(tokenizer: Any) -> Text | None:
         return tokenizer
     if isinstance(tokenizer, str | PathLike):
         return read_tokenizer(Path(tokenizer))
-    return Text(tokenizer)
+    # Text takes padding and truncation off, and a caller's tokenizer keeps its own.
+    return Text(type(tokenizer).from_str(tokenizer.to_str()))
 
 
 def _vocab_size(graph: Graph, model: nn.Module) -> int:

@@ -115,6 +115,16 @@ def test_text_goes_in_and_comes_out_without_broken_characters(padded: Any) -> No
     assert archc.generate(padded, made.prompts, **options).ids == made.ids
 
 
+def test_a_tokenizer_that_is_handed_over_stays_as_it_is(padded: Any) -> None:
+    tokenizer = archc.loads_spec(PADDED).tokenizer.load(".")
+    tokenizer.enable_padding(length=9, pad_id=7, pad_token="x")
+    tokenizer.enable_truncation(3)
+    made = archc.generate(padded, "a text", tokenizer=tokenizer, max_new_tokens=1)
+    assert made.prompts == [list(b"a text")]
+    assert len(tokenizer.encode("a text").ids) == 9
+    assert tokenizer.truncation["max_length"] == 3
+
+
 def test_progress_counts_the_tokens_of_all_prompts(padded: Any) -> None:
     told: list[tuple[int, int]] = []
     archc.generate(padded, [[1] * 9, [2] * 4], max_new_tokens=1, chunk_size=4, progress=lambda *one: told.append(one))
