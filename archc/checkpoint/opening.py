@@ -164,7 +164,9 @@ def raise_all(source: Path, problems: Sequence[str], hints: Sequence[str] = ()) 
     if problems:
         lines = "\n  ".join((*problems, *hints))
         count = len(problems)
-        raise ArchcError(f"{source}: {count} tensor{'s' if count > 1 else ''} don't fit the model\n  {lines}")
+        raise ArchcError(
+            f"{source}: {'1 tensor does' if count == 1 else f'{count} tensors do'} not fit the model\n  {lines}"
+        )
 
 
 def _dtypes(parts: Sequence[Part], names: Mapping[str, str], stored: Stored) -> tuple[dict[str, str], list[str]]:

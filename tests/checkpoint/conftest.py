@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -38,3 +40,32 @@ def invoke() -> Callable[..., Result]:
         return CliRunner().invoke(archc, [str(argument) for argument in arguments], catch_exceptions=False)
 
     return run
+
+
+def changed_tensors(folder: Path, other: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """A copy of a checkpoint with other tensors."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, other)
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    return other
+
+
+def same_bits(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same names, dtypes, shapes and bits, in whatever files."""
+    import torch
+    from safetensors.torch import load_file
+
+    def bits(tensor: Any) -> Any:
+        return tensor.contiguous().view(-1).view(torch.uint8)
+
+    def tensors(folder: Path) -> dict[str, Any]:
+        return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+    first, second = tensors(one), tensors(other)
+    return first.keys() == second.keys() and all(
+        (tensor.dtype, tensor.shape) == (second[name].dtype, second[name].shape)
+        and bits(tensor).equal(bits(second[name]))
+        for name, tensor in first.items()
+    )
