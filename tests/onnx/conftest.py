@@ -137,7 +137,8 @@ position: none
 embedding: {hidden_size: 32, tie_word_embeddings: true, scale: 3.0}
 mixers:
   mamba: {kind: mamba2, num_heads: 4, head_dim: 8, state_size: 16, n_groups: 2, bias: true}
-  alone: {kind: mamba2, num_heads: 3, head_dim: 12, state_size: 8, conv_kernel: 2, conv_bias: false, time_step_limit: [0.01, 0.05]}
+  alone:
+    {kind: mamba2, num_heads: 3, head_dim: 12, state_size: 8, conv_kernel: 2, conv_bias: false, time_step_limit: [0.01, 0.05]}
   attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, softmax_scale: 0.3}
 ffns:
   mlp: {kind: mlp, intermediate_size: 48, activation: relu2}

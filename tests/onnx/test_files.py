@@ -36,6 +36,7 @@ ARCHITECTURES = (
     "deepseek-v3",
     "kimi-linear",
     "qwen3-next",
+    "granite-hybrid",
     "gqa keys",
     "mla and kda keys",
     "moe keys",

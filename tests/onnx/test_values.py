@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.onnx, pytest.mark.torch]
 
 FAMILIES = ("llama", "gpt-oss", "deepseek-v3", "kimi-linear", "qwen3-next")
-ARCHITECTURES = (*FAMILIES, "gqa keys", "mla and kda keys", "moe keys")
+ARCHITECTURES = (*FAMILIES, "granite-hybrid", "gqa keys", "mla and kda keys", "moe keys")
 WAYS = {
     "whole": (2, (20,)),
     "prefill and decode": (1, (12, *[1] * 8)),
@@ -21,7 +21,14 @@ WAYS = {
 RAGGED = ((9, 5), (4, 6), (1, 1), (1, 0), (3, 5), (1, 1), (1, 2))
 FLOAT32_ERROR = dict.fromkeys(ARCHITECTURES, 1e-5) | {"kimi-linear": 4e-5, "moe keys": 2e-5}
 """Largest difference of outputs that are about 4 large (25 for the experts); several times what was measured."""
-FLOAT16_ERROR = {"llama": 1e-2, "gpt-oss": 1e-2, "deepseek-v3": 2e-2, "kimi-linear": 5e-2, "qwen3-next": 3e-2}
+FLOAT16_ERROR = {
+    "llama": 1e-2,
+    "gpt-oss": 1e-2,
+    "deepseek-v3": 2e-2,
+    "kimi-linear": 5e-2,
+    "qwen3-next": 3e-2,
+    "granite-hybrid": 3e-2,
+}
 
 
 def uniform_error(model: Any, batch: int, counts: tuple[int, ...]) -> float:
@@ -60,7 +67,7 @@ def test_rows_of_different_lengths_equal_torch(exported: Callable[..., Any], nam
     assert ragged_error(exported(name, "float32")) < FLOAT32_ERROR[name]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FLOAT16_ERROR)
 def test_float16_is_torch_up_to_rounding(exported: Callable[..., Any], name: str) -> None:
     model = exported(name, "float16")
     errors = [uniform_error(model, *way) for way in WAYS.values()] + [ragged_error(model)]
