@@ -48,6 +48,11 @@ def gated_deltanet(keys: str = "", *, key_heads: int = 2, value_heads: int = 4) 
     )
 
 
+def mamba2(keys: str = "", *, heads: int = 4, groups: int = 2) -> str:
+    """A mamba2 with more keys; states are wider than heads."""
+    return f"{{kind: mamba2, num_heads: {heads}, head_dim: 6, state_size: 8, n_groups: {groups}{_more(keys)}}}"
+
+
 def swiglu(keys: str = "") -> str:
     """A swiglu with more keys."""
     return f"{{kind: swiglu, intermediate_size: 24{_more(keys)}}}"
