@@ -28,6 +28,7 @@ class KimiK25(Nested):
     towers: ClassVar[Sequence[LeftOut]] = (
         LeftOut("vision_tower.*", "the vision tower"),
         LeftOut("mm_projector.*", "what brings images to the text model"),
+        LeftOut("model.mm_projector.*", "what brings images to the text model"),
     )
     outer_no_effect: ClassVar[Mapping[str, str]] = {
         "vision_config": "of the vision tower, which is left out",
