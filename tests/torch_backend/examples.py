@@ -49,6 +49,8 @@ MIXERS = {
     "kda full rank gate": f"{{{KDA}, full_rank_gate: true, decay_floor: -5.0, conv_kernel: 2}}",
     "gated_deltanet": f"{{{GATED_DELTANET}}}",
     "gated_deltanet doubled": f"{{{GATED_DELTANET}, allow_neg_eigval: true, conv_kernel: 2}}",
+    "lightning": "{kind: lightning, num_heads: 2, head_dim: 16}",
+    "mamba1": "{kind: mamba1, intermediate_size: 48, state_size: 8, dt_rank: 5, inner_norm: true}",
     "mamba2": f"{{{MAMBA2}}}",
     "mamba2 groups": f"{{{MAMBA2}, n_groups: 2, bias: true, conv_bias: false, time_step_limit: [0.01, 0.3]}}",
 }
