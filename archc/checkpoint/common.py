@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from archc.checkpoint.config import Config
-from archc.checkpoint.schedule import shortest_pattern
+from archc.spec.patterns import pattern_of
 
 DEFAULT_THETA = 10000.0
 _ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
@@ -161,8 +161,8 @@ def stack(names: Sequence[str], ffns: Sequence[str] | str, *, block: Any = "pre_
     return {
         "num_layers": len(names),
         "block": block,
-        "mixer": shortest_pattern(names),
-        "ffn": ffns if isinstance(ffns, str) else shortest_pattern(ffns),
+        "mixer": pattern_of(names),
+        "ffn": ffns if isinstance(ffns, str) else pattern_of(ffns),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ def read_json(file: Path, *, most_bytes: int = MAX_CONFIG_BYTES) -> dict[str, An
         ArchcError: it can't be read as one.
     """
     try:
-        size = file.stat().st_size
-        if size > most_bytes:
-            raise ArchcError(f"{file} has {size:,} bytes; more than {most_bytes:,} are not read")
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            raise ArchcError(f"{file} is no file")
+        if status.st_size > most_bytes:
+            raise ArchcError(f"{file} has {status.st_size:,} bytes; more than {most_bytes:,} are not read")
         data = json.loads(file.read_text("utf-8"), parse_constant=_constant)
     except OSError as error:
         raise ArchcError(f"{file} can't be read: {error.strerror or error}") from error

@@ -6,14 +6,16 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from archc.cli.main import archc
 from tests.parity.families import FAMILIES
-from tests.parity.oracle import Oracle, oracle_of
+
+if TYPE_CHECKING:
+    from tests.parity.oracle import Oracle
 
 BY_NAME = {family.name: family for family in FAMILIES}
 
@@ -21,6 +23,8 @@ BY_NAME = {family.name: family for family in FAMILIES}
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory):
     """Family name -> (its oracle, the folder that save_pretrained wrote); made once."""
+
+    from tests.parity.oracle import oracle_of
 
     @cache
     def get(name: str) -> tuple[Oracle, Path]:

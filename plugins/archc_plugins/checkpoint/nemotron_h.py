@@ -9,8 +9,8 @@ from archc.checkpoint.common import activation, tokenizer
 from archc.checkpoint.config import Config
 from archc.checkpoint.family import Checkpoint
 from archc.checkpoint.rules import LeftOut, Naming, Rule, both, rule
-from archc.checkpoint.schedule import shortest_pattern
 from archc.graph.graph import Graph
+from archc.spec.patterns import pattern_of
 from archc_plugins.checkpoint.mamba2 import OF_FIRST_VALUES, PRECISION, mamba_rules, without_switches
 from archc_plugins.checkpoint.mixtures import grouped_router
 
@@ -86,7 +86,7 @@ class NemotronH(Checkpoint):
             "max_position_embeddings": length,
             "mixers": {name: parts[name] for name in ("mamba", "attn") if name in parts},
             **({"ffns": ffns} if (ffns := {name: parts[name] for name in ("mlp", "moe") if name in parts}) else {}),
-            "stack": {"num_layers": len(names), "block": "pre_norm", "layers": shortest_pattern(names)},
+            "stack": {"num_layers": len(names), "block": "pre_norm", "layers": pattern_of(names)},
         }
 
     def schedule(self, config: Config) -> list[str]:
