@@ -90,6 +90,15 @@ ffns: {mlp: {kind: swiglu, intermediate_size: 192}}
 stack: {num_layers: 3, block: pre_norm, mixer: gdn gdn attn, ffn: mlp}
 cache: {policy: full, state_dtype: float32}
 """,
+    "granite-hybrid": """
+position: none
+mixers:
+  mamba: {kind: mamba2, num_heads: 4, head_dim: 64, state_size: 128, n_groups: 2, conv_kernel: 4}
+  attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 64}
+ffns: {mlp: {kind: swiglu, intermediate_size: 192}}
+stack: {num_layers: 3, block: {kind: pre_norm, residual_multiplier: 0.22}, mixer: mamba*2 attn, ffn: mlp}
+cache: {policy: full, state_dtype: float32}
+""",
 }
 
 ALONE = (17, 5, 1, 1, 1, 8)
