@@ -132,20 +132,6 @@ ffns:
 stack: {num_layers: 3, block: pre_norm, mixer: gdn doubled attn, ffn: moe}
 cache: {policy: full, state_dtype: float32}
 """,
-    "granite-hybrid": """
-position: none
-embedding: {hidden_size: 32, tie_word_embeddings: true, scale: 3.0}
-mixers:
-  mamba: {kind: mamba2, num_heads: 4, head_dim: 8, state_size: 16, n_groups: 2, bias: true}
-  alone:
-    {kind: mamba2, num_heads: 3, head_dim: 12, state_size: 8, conv_kernel: 2, conv_bias: false, time_step_limit: [0.01, 0.05]}
-  attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, softmax_scale: 0.3}
-ffns:
-  mlp: {kind: mlp, intermediate_size: 48, activation: relu2}
-stack: {num_layers: 5, block: {kind: pre_norm, residual_multiplier: 0.5}, layers: mamba mlp alone attn+mlp mamba}
-head: {kind: lm, logit_scale: 1/2}
-cache: {policy: full, state_dtype: float32}
-""",
     "gqa keys": """
 position: none
 embedding: {hidden_size: 32, tie_word_embeddings: true, pad_vocab_to_multiple_of: 16, scale: sqrt(hidden_size)}

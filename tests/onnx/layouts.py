@@ -1,4 +1,4 @@
-"""Tiny architectures of every residual layout, norm and plain feed-forward; ``conftest.py`` has the others."""
+"""Tiny architectures of every residual layout, half-layers, norm and plain feed-forward; ``conftest.py`` has the others."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ _MLP = "{kind: mlp, intermediate_size: 48, activation: %s, bias: %s}"
 _ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "relu2", "silu", "sigmoid", "tanh")
 
 LAYOUTS = {
+    "granite-hybrid": """
+position: none
+embedding: {hidden_size: 32, tie_word_embeddings: true, scale: 3.0}
+mixers:
+  mamba: {kind: mamba2, num_heads: 4, head_dim: 8, state_size: 16, n_groups: 2, bias: true}
+  alone:
+    {kind: mamba2, num_heads: 3, head_dim: 12, state_size: 8, conv_kernel: 2, conv_bias: false, time_step_limit: [0.01, 0.05]}
+  attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8, softmax_scale: 0.3}
+ffns:
+  mlp: {kind: mlp, intermediate_size: 48, activation: relu2}
+stack: {num_layers: 5, block: {kind: pre_norm, residual_multiplier: 0.5}, layers: mamba mlp alone attn+mlp mamba}
+head: {kind: lm, logit_scale: 1/2}
+cache: {policy: full, state_dtype: float32}
+""",
     "layouts": "position: {kind: rope, theta: 10000.0}\n"
     + _EMBEDDING
     + _MIXERS
