@@ -17,7 +17,7 @@ DECAYS = Dropped(
     "decays follow from the number of heads and layers",
     kept=True,
 )
-_NAMES = {"full_attention": "attn", "linear_attention": "lightning"}
+_NAMES = {"full_attention": "attn", "linear_attention": "lightning", 1: "attn", 0: "lightning"}
 
 
 class MiniMax(Mixtral):
@@ -55,8 +55,11 @@ class MiniMax(Mixtral):
     dropped: ClassVar[Sequence[Dropped]] = (*Mixtral.dropped, DECAYS)
 
     def spec(self, config: Config) -> dict[str, Any]:
+        config.expect("postnorm", True, None, why="asks for a stream that is not normed; this family's is")
+        config.expect("shared_intermediate_size", 0, why="asks for a shared expert; this family has none")
+        config.ignore("shared_moe_mode", why="there is no shared expert")
         config.ignore("block_size", why="tokens a block, which is how it is computed, not what")
-        found = super().spec(config)
+        found = super().spec(rotated_share(config))
         dtype = self.dtype(config)
         if "lightning" in found["mixers"] and dtype != "float32":
             # transformers keeps this state, unlike those of other linear mixers, in the dtype of the activations.
@@ -64,11 +67,12 @@ class MiniMax(Mixtral):
         return found
 
     def schedule(self, config: Config, layers: int, mixer: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-        types = config.take("layer_types")
+        types = config.take("layer_types", "attn_type_list")
         if types is None:
             types = ["linear_attention" if layer % 2 else "full_attention" for layer in range(layers)]
         if len(types) != layers or not set(types) <= set(_NAMES):
-            config.refuse("layer_types", f"should say full_attention or linear_attention for each of {layers} layers")
+            key = "layer_types" if "layer_types" in config.data else "attn_type_list"
+            config.refuse(key, f"should say full_attention (1) or linear_attention (0) for each of {layers} layers")
             return ["attn"] * layers, {"attn": mixer}
         names = [_NAMES[kind] for kind in types]
         lightning = {"kind": "lightning", "num_heads": mixer["num_heads"], "head_dim": mixer["head_dim"]}
@@ -78,8 +82,9 @@ class MiniMax(Mixtral):
         return names, {name: keys for name, keys in (("attn", mixer), ("lightning", lightning)) if name in names}
 
     def block(self, config: Config) -> Any:
-        types = config.data.get("layer_types")
-        return _block(config, "linear" if types and "full_attention" not in types else "full")
+        types = config.data.get("layer_types", config.data.get("attn_type_list"))
+        has_full = not types or any(_NAMES.get(kind) == "attn" for kind in types)
+        return _block(config, "full" if has_full else "linear")
 
     def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
         return _by_layer(graph, config, super().rules(graph, config))
@@ -89,13 +94,36 @@ class MiniMax(Mixtral):
         return {name: _by_layer(graph, config, rules) for name, rules in found.items()}
 
 
+class MiniMaxText01(MiniMax):
+    """The same model as its makers published it, whose configuration has other names for some keys."""
+
+    model_class: ClassVar[str] = "MiniMaxText01ForCausalLM"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        key: value for key, value in MiniMax.defaults.items() if key not in ("layer_types", "block_size")
+    }
+
+
+def rotated_share(config: Config) -> Config:
+    """``rotary_dim`` says as channels what ``partial_rotary_factor`` says as a share.
+
+    It is honoured; transformers' class of MiniMax-01 turns whole heads whatever it says.
+    """
+    width = config.take("rotary_dim", default=None)
+    stated = "partial_rotary_factor" in {**config.data, **(config.data.get("rope_parameters") or {})}
+    if width is not None and not stated:
+        heads, hidden = (config.take(name) for name in ("num_attention_heads", "hidden_size"))
+        share = width / (config.take("head_dim") or hidden // heads)
+        config.defaults = {**config.defaults, "partial_rotary_factor": share}
+    return config
+
+
 def _block(config: Config, kind: str) -> Any:
     """The layout of layers of ``full`` or ``linear`` attention: what stream and branch are multiplied by."""
-    factors = {
-        "skip_multiplier": config.take(f"{kind}_attn_alpha_factor"),
-        "residual_multiplier": config.take(f"{kind}_attn_beta_factor"),
-    }
-    of_ffn = {"skip_multiplier": config.take("mlp_alpha_factor"), "residual_multiplier": config.take("mlp_beta_factor")}
+    sides = {"skip_multiplier": "alpha", "residual_multiplier": "beta"}
+    factors, of_ffn = (
+        {name: config.take(f"{new}_{side}_factor", f"layernorm_{old}_{side}") for name, side in sides.items()}
+        for new, old in ((f"{kind}_attn", f"{kind}_attention"), ("mlp", "mlp"))
+    )
     found = {name: float(value) for name, value in factors.items() if value != 1}
     found |= {f"ffn_{name}": float(value) for name, value in of_ffn.items() if value != factors[name]}
     return {"kind": "normed_residual", **found} if found else "normed_residual"
