@@ -64,6 +64,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "key_head_dim": "linear_key_head_dim",
         "value_head_dim": "linear_value_head_dim",
         "allow_neg_eigval": "linear_allow_neg_eigval",
+        "intermediate_size": "mamba_expand",
         "state_size": "ssm_state_size mamba_d_state",
         "dt_rank": "mamba_dt_rank time_step_rank",
         "n_groups": "mamba_n_groups",
