@@ -90,7 +90,18 @@ def same(one: Path, other: Path) -> None:
     assert all(tensor.tobytes() == after[name].tobytes() for name, tensor in before.items())
 
 
-STACKED = ("mixtral", "minimax_m2", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_linear", "qwen3_next")
+STACKED = (
+    "mixtral",
+    "minimax_m2",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "kimi_linear",
+    "qwen3_next",
+    "minimax",
+    "jamba",
+)
 
 
 @pytest.mark.parametrize(
