@@ -8,7 +8,7 @@ import pytest
 
 from archc.checkpoint.importing import import_data
 from archc.errors import ArchcError
-from tests.checkpoint.test_spellings import LLAMA, Old, each_key_is_heard, graph_of, says_what_transformers_reads
+from tests.checkpoint.spelling import LLAMA, Old, each_key_is_heard, graph_of, says_what_transformers_reads
 
 YARN = {
     "type": "yarn",
