@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from archc.checkpoint.layouts import to_ours
 from archc.checkpoint.opening import Checked, Model, checked
 from archc.checkpoint.plan import Part
 from archc.checkpoint.reading import CONFIG, has_tensors, read_config
+from archc.checkpoint.rules import SAME
 from archc.checkpoint.staging import ORIGIN
 from archc.checkpoint.tensors import DTYPES, Array, Stored, opened
 from archc.graph.graph import Graph
@@ -21,6 +23,26 @@ from archc.graph.graph import Graph
 def is_foreign(path: Path) -> bool:
     """Whether it is a folder with the configuration of a published model, rather than archc's own weights."""
     return path.is_dir() and (path / CONFIG).is_file() and not (path / ORIGIN).is_file() and has_tensors(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A weight, or one slice of it: a tensor as it is stored, or a part that was taken out of one."""
+
+    name: str
+    slice_at: int | None
+    dtype: str
+    stored: Stored
+    theirs: str
+    array: Array | None = None
+
+    def read(self) -> Array:
+        """The numbers."""
+        return self.stored.read(self.theirs) if self.array is None else self.array
+
+    def read_into(self, target: memoryview) -> None:
+        """The bytes of a tensor that was not taken apart, straight to where they belong."""
+        self.stored.read_into(self.theirs, target)
 
 
 class Foreign:
@@ -36,12 +58,16 @@ class Foreign:
             for position, ours in enumerate(part.ours):
                 self._parts.setdefault(ours, []).append((part, position))
 
-    def pieces(self) -> Iterator[tuple[str, int | None, Array]]:
-        """(weight, which slice of it or None for the whole, the numbers), every tensor of the checkpoint read once."""
+    def pieces(self) -> Iterator[Piece]:
+        """What every tensor of the checkpoint holds, in an order in which each is read once."""
         for part in self._found.plan.parts:
-            theirs = self._stored.read(self._found.match.names[part.theirs])
-            for ours, array in zip(part.ours, to_ours(part.layout, theirs, part.shapes), strict=True):
-                yield ours, part.expert, array
+            theirs = self._found.match.names[part.theirs]
+            if part.layout == SAME and len(part.ours) == 1:
+                yield Piece(part.ours[0], part.expert, self._stored.dtypes[theirs], self._stored, theirs)
+                continue
+            arrays = to_ours(part.layout, self._stored.read(theirs), part.shapes)
+            for ours, array in zip(part.ours, arrays, strict=True):
+                yield Piece(ours, part.expert, self._stored.dtypes[theirs], self._stored, theirs, array)
 
     def read(self, name: str) -> Array:
         """The weight in the dtype that it is stored in."""

@@ -69,6 +69,11 @@ class Stored:
         """One slice of a tensor's first dimension."""
         return self.rows(name, at, at + 1)[0]
 
+    def read_into(self, name: str, target: memoryview) -> None:
+        """The bytes of a tensor, to memory that has just as many."""
+        home = self.homes[name]
+        _fill(home.handle, home.offset_bytes, target)
+
     def rows(self, name: str, start: int, stop: int) -> Array:
         """Slices ``start`` to ``stop`` of a tensor's first dimension."""
         home = self.homes[name]
@@ -79,13 +84,16 @@ class Stored:
 def _read(home: Home, offset_bytes: int, shape: Shape) -> Array:
     dtype = DTYPES[home.dtype]
     data = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
-    view = data.data
+    _fill(home.handle, offset_bytes, data.data)
+    return data.view(dtype).reshape(shape)
+
+
+def _fill(handle: int, offset_bytes: int, view: memoryview) -> None:
     while view:
-        count = os.preadv(home.handle, [view], offset_bytes)
+        count = os.preadv(handle, [view], offset_bytes)
         if count == 0:
             raise ArchcError("a file of the checkpoint became shorter while it was read")
         view, offset_bytes = view[count:], offset_bytes + count
-    return data.view(dtype).reshape(shape)
 
 
 def size_bytes(dtype: str, shape: Shape) -> int:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from archc.checkpoint.filling import foreign, is_foreign
+from archc.checkpoint.filling import Piece, foreign, is_foreign
 from archc.errors import ArchcError
 from archc.torch_backend.build import graph_of
 
@@ -24,10 +24,10 @@ INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 _INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}
 _DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
 }
 
 
@@ -109,15 +109,23 @@ def _fill_from_foreign(model: nn.Module, path: Path, wanted: dict[str, Tensor], 
         raise ArchcError(f"{path}: {len(on_meta)} weights don't fit:\n  " + "\n  ".join(on_meta))
     done: set[str] = set()
     with foreign(path, graph_of(model)) as checkpoint, torch.no_grad():
-        for name, at, array in checkpoint.pieces():
-            target = wanted[name] if at is None else wanted[name][at]
-            # numpy has no bfloat16 that torch would take, so the bits go over as integers.
-            bits = torch.from_numpy(np.ascontiguousarray(array).view(_INTEGERS[array.dtype.itemsize]))
-            target.copy_(bits.view(_DTYPES[array.dtype.name]).reshape(target.shape))
-            done.add(name)
+        for piece in checkpoint.pieces():
+            _put(piece, wanted[piece.name] if piece.slice_at is None else wanted[piece.name][piece.slice_at])
+            done.add(piece.name)
             if progress is not None:
-                progress(name, len(done), len(wanted))
+                progress(piece.name, len(done), len(wanted))
     return model
+
+
+def _put(piece: Piece, target: Tensor) -> None:
+    dtype = _DTYPES[piece.dtype]
+    # numpy has no bfloat16 that torch would take, so bits go over as integers.
+    if piece.array is None and target.dtype == dtype and target.device.type == "cpu" and target.is_contiguous():
+        piece.read_into(target.detach().view(-1).view(torch.uint8).numpy().data)
+        return
+    array = np.ascontiguousarray(piece.read())
+    bits = torch.from_numpy(array.view(_INTEGERS[array.dtype.itemsize]))
+    target.copy_(bits.view(dtype).reshape(target.shape))
 
 
 def _open(path: Path, stack: ExitStack) -> Iterator[tuple[str, Any]]:
