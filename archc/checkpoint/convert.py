@@ -97,6 +97,13 @@ def _move(part: Part, found: Checked, stored: Stored, writer: Writer) -> None:
     if _is_whole(part):
         writer.copy(part.ours[0], stored.homes[name], slice_at=part.expert)
         return
+    if part.by_slices is not None:
+        # Experts that are one tensor there need not be in memory together.
+        layout, shapes = part.by_slices
+        for at in range(part.shapes[0][0]):
+            for ours, array in zip(part.ours, to_ours(layout, stored.slice(name, at), shapes), strict=True):
+                writer.put(ours, array, slice_at=at)
+        return
     arrays = to_ours(part.layout, stored.read(name), part.shapes)
     starts = [None] * len(part.ours) if part.rows is None else [start for start, _ in part.rows]
     for ours, array, start in zip(part.ours, arrays, starts, strict=True):
@@ -163,6 +170,11 @@ def to_hf(source: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, progress: 
 def _move_back(name: str, part: Part, stored: Stored, writer: Writer) -> None:
     if _is_whole(part):
         writer.copy(name, stored.homes[part.ours[0]], slice_of=part.expert)
+        return
+    if part.by_slices is not None:
+        layout, _ = part.by_slices
+        for at in range(part.shapes[0][0]):
+            writer.put(name, to_theirs(layout, [stored.slice(ours, at) for ours in part.ours]), slice_at=at)
         return
     if part.rows is not None:
         arrays = [stored.rows(ours, *rows) for ours, rows in zip(part.ours, part.rows, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from archc.checkpoint.layouts import shape_there
@@ -32,6 +32,13 @@ class Part:
     def shape_there(self) -> Shape:
         """Shape of the tensor there."""
         return shape_there(self.layout, self.shapes)
+
+    @property
+    def by_slices(self) -> tuple[Layout, tuple[Shape, ...]] | None:
+        """Layout and shapes of one slice, where each slice of the tensor's first dimension holds one of each weight."""
+        if self.layout.axis == 0 or self.layout.view is not None or self.expert is not None or self.rows is not None:
+            return None
+        return replace(self.layout, axis=self.layout.axis - 1), tuple(shape[1:] for shape in self.shapes)
 
 
 @dataclass(frozen=True, slots=True)
