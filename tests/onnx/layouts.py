@@ -32,6 +32,32 @@ stack: {num_layers: 5, block: {kind: pre_norm, residual_multiplier: 0.5}, layers
 head: {kind: lm, logit_scale: 1/2}
 cache: {policy: full, state_dtype: float32}
 """,
+    "minimax": """
+position: {kind: rope, theta: 10000.0}
+embedding: {hidden_size: 32, tie_word_embeddings: false}
+mixers:
+  lightning: {kind: lightning, num_heads: 3, head_dim: 16}
+  attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack:
+  num_layers: 4
+  block: {kind: normed_residual, skip_multiplier: 0.75, ffn_residual_multiplier: 0.5}
+  mixer: lightning*2 attn lightning
+  ffn: mlp
+cache: {policy: full, state_dtype: bfloat16}
+""",
+    "jamba": """
+position: none
+embedding: {hidden_size: 32, tie_word_embeddings: false}
+mixers:
+  mamba: {kind: mamba1, intermediate_size: 48, state_size: 8, dt_rank: 3, inner_norm: true}
+  alone: {kind: mamba1, intermediate_size: 24, state_size: 4, dt_rank: 2, conv_kernel: 2, bias: true, conv_bias: false}
+  attn: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack: {num_layers: 4, block: pre_norm, mixer: mamba alone attn mamba, ffn: mlp}
+""",
     "layouts": "position: {kind: rope, theta: 10000.0}\n"
     + _EMBEDDING
     + _MIXERS
