@@ -31,6 +31,8 @@ from archc.units import gib
 
 SPEC, CONFIG, CONTRACT = "spec.yaml", "config.json", "archc.json"
 TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
+OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt")
+"""Older forms, which the tokenizers library doesn't read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +129,26 @@ def _text(spec: Spec, source: str, folder: Path | None, given: str | None, *, ne
         return _checked(read_tokenizer(folder / TOKENIZER), str(folder / TOKENIZER), kind)
     if not kind.has_file():
         if needs_text:
-            raise ArchcError(f"{source} has no tokenizer, so a prompt is ids; --tokenizer PATH hands one over")
+            raise ArchcError(
+                f"{source} has no tokenizer, so a prompt is ids; --tokenizer PATH hands one over{_hint(folder)}"
+            )
         return None
-    return as_text(kind.load(folder or Path(source).parent))
+    try:
+        return as_text(kind.load(folder or Path(source).parent))
+    except ArchcError as error:
+        # A folder's spec may name a file that stayed where the spec came from.
+        if needs_text:
+            raise
+        click.echo(f"archc: ids are printed, because the tokenizer can't be had: {error}", err=True)
+        return None
+
+
+def _hint(folder: Path | None) -> str:
+    """What else lies in the folder that a tokenizer.json can be made of."""
+    other = [name for name in OTHER_TOKENIZERS if folder is not None and (folder / name).is_file()]
+    if not other:
+        return ""
+    return f". {other[0]} becomes a {TOKENIZER} by transformers' AutoTokenizer.from_pretrained, then save_pretrained"
 
 
 def _checked(text: Text, path: str, kind: Tokenizer) -> Text:

@@ -132,6 +132,32 @@ def test_a_tokenizer_is_taken_from_where_it_is_named(invoke: Invoke, folder: Pat
     assert "has the id 299, and the spec says that there are 257 ids" in done.stderr
 
 
+def test_a_tokenizer_that_stayed_elsewhere_is_missed_by_text_alone(
+    invoke: Invoke, folder: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    spec = (other / "spec.yaml").read_text("utf-8")
+    (other / "spec.yaml").write_text(spec.replace("kind: bytes", "kind: bytes\n  file: gone.json"), "utf-8")
+    done = invoke("generate", other, "--prompt-ids", "1,2", "--max-new-tokens", 3, "--device", "cpu")
+    assert done.exit_code == 0
+    assert len(done.stdout.split(",")) == 3
+    assert "gone.json: can't be read" in done.stderr
+    done = invoke("generate", other, "--prompt", "x", "--device", "cpu")
+    assert (done.exit_code, "gone.json: can't be read" in done.stderr) == (2, True)
+
+
+def test_an_older_tokenizer_is_named(invoke: Invoke, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    invoke("build", "tiny-llama", "-o", out, "--dtype", "f32")
+    (out / "tokenizer.model").write_bytes(b"")
+    done = invoke("generate", out, "--prompt", "x")
+    assert done.exit_code == 2
+    assert "tokenizer.model becomes a tokenizer.json by transformers' AutoTokenizer" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
