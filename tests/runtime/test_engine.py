@@ -30,7 +30,7 @@ def pair(ready: Any, batch: int) -> tuple[Engine, Conversation]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("script", [ALONE, RAGGED], ids=["alone", "ragged"])
-@pytest.mark.parametrize("name", [*FAMILIES, "forgetting"])
+@pytest.mark.parametrize("name", [*FAMILIES, "forgetting", "minimax", "jamba"])
 def test_bits_equal_those_of_copied_caches(
     ready: Callable[..., Any], name: str, dtype: str, script: tuple[tuple[tuple[int, ...], bool], ...]
 ) -> None:
@@ -73,7 +73,7 @@ def test_one_row_is_fed_as_if_it_were_alone(ready: Callable[..., Any], name: str
 
 
 @pytest.mark.parametrize("option", [None, "batched_chunks", "sliding_window_cache"])
-@pytest.mark.parametrize("name", [*FAMILIES, "slopes", "forgetting"])
+@pytest.mark.parametrize("name", [*FAMILIES, "slopes", "forgetting", "minimax", "jamba"])
 def test_every_cache_is_one_buffer_and_no_step_makes_another(
     ready: Callable[..., Any], name: str, option: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
