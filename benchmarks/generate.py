@@ -1,6 +1,6 @@
 """Greedy decode of a 100 M Llama on torch's CPU: archc, transformers with both caches and litgpt, equal weights, taking turns.
 
-python benchmarks/generate.py [--lengths 128,1024] [--new-tokens 64] [--rounds 5] [--threads 2] [--dtype float32]
+python benchmarks/generate.py [--lengths 128,1024] [--new-tokens 64] [--rounds 5] [--threads 2] [--dtype float32] [--compile]
 
 Every peer writes by its own loop, as its users call it: archc.generate, transformers' generate, litgpt's generate_fn. A rate is
 of the tokens after the first, so that neither the prompt nor what is made for it counts. All must write the same tokens, or it
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from peer_env import FOLDER
 from peers import SMALL_LLAMA, archc_model, llama_peer, show
-from torch import Tensor, nn
+from torch import Tensor
 
 import archc
 
@@ -41,7 +41,7 @@ def now() -> Moment:
     return time.perf_counter(), time.process_time()
 
 
-def archc_run(model: nn.Module) -> Run:
+def archc_run(model: Any) -> Run:
     """archc's own loop."""
 
     def run(prompt: Tensor, count: int) -> tuple[list[int], list[Moment]]:
@@ -199,6 +199,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument(
+        "--compile", action="store_true", help="archc under torch.compile too, which takes minutes first"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
@@ -217,6 +220,8 @@ def main() -> None:
         "transformers, static cache": transformers_run(theirs, "static"),
         "litgpt": litgpt_run(weights, dtype),
     }
+    if options.compile:
+        runs["archc, compiled"] = archc_run(torch.compile(ours))
     rows = [("what", "decode (slowest to fastest round), processor time a token", "archc over it: wall, processor")]
     for length in (int(text) for text in options.lengths.split(",")):
         prompt = torch.randint(3, 32000, (length,), generator=torch.Generator().manual_seed(length))
