@@ -57,6 +57,10 @@ OLDER = {
             "sliding_window": 5,
             "time_step_limit": [0.1, 0.2],
             "num_nextn_predict_layers": 1,
+            "rms_norm_eps": 1e-3,
+            "num_query_groups": 2,
+            "rope_theta": 10000,
+            "time_step_rank": 256,
         },
     ),
     "Granite's layers under another key": (
@@ -68,6 +72,16 @@ OLDER = {
     "a rotation that nothing asks for": (
         GRANITE,
         {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    ),
+    "keys of Codestral's file": (
+        MAMBA,
+        {
+            "intermediate_size": 128,
+            "norm_before_gate": True,
+            "rms_norm": True,
+            "time_step_scale": 1.0,
+            "time_step_init_scheme": "random",
+        },
     ),
     "limits that limit nothing": (MAMBA, {"time_step_limit": [0.0, {"__float__": "Infinity"}]}),
 }
@@ -98,6 +112,8 @@ def test_what_changes_the_model_changes_the_graph(whole: dict[str, Any], more: d
 
 REFUSED = {
     "a width that is not that of the heads": (MAMBA, {"expand": 3}, "expand: 3"),
+    "another width": (MAMBA, {"intermediate_size": 64}, "intermediate_size: 64"),
+    "no norm": (MAMBA, {"rms_norm": False}, "rms_norm: False"),
     "another activation": (MAMBA, {"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
     "another activation in a mixer": (NEMOTRON, {"mamba_hidden_act": "relu"}, "mamba_hidden_act: 'relu'"),
     "biases around experts": (NEMOTRON, {"mlp_bias": True}, "mlp_bias: True"),

@@ -74,6 +74,10 @@ class Mamba2(Checkpoint):
         hidden, heads, head_dim = config.take("hidden_size"), config.take("num_heads"), config.take("head_dim")
         if config.take("expand") * hidden != heads * head_dim:
             config.refuse("expand", f"times hidden_size is not the width of {heads} heads of {head_dim}")
+        if config.take("intermediate_size", default=heads * head_dim) != heads * head_dim:
+            config.refuse("intermediate_size", f"is not the width of {heads} heads of {head_dim}")
+        config.expect("rms_norm", True, why="asks for no norm before the projection out")
+        config.ignore("norm_before_gate", why="transformers' class gates before it norms, whatever this says")
         config.expect("hidden_act", "silu", why="is not the activation that archc has here, silu")
         config.ignore("residual_in_fp32", why=PRECISION)
         config.ignore("chunk_size", why="how it is computed, not what")
@@ -82,6 +86,8 @@ class Mamba2(Checkpoint):
             "time_step_min",
             "time_step_max",
             "time_step_floor",
+            "time_step_init_scheme",
+            "time_step_scale",
             "rescale_prenorm_residual",
             why=OF_FIRST_VALUES,
         )

@@ -82,7 +82,7 @@ class NemotronH(Checkpoint):
             "tokenizer": tokenizer(config),
             "embedding": {"hidden_size": config.take("hidden_size"), "tie_word_embeddings": False},
             "position": "none",
-            "norm": {"kind": "rms_norm", "eps": config.take("layer_norm_epsilon", "rms_norm_eps", "norm_eps")},
+            "norm": {"kind": "rms_norm", "eps": config.take("layer_norm_epsilon")},
             "max_position_embeddings": length,
             "mixers": {name: parts[name] for name in ("mamba", "attn") if name in parts},
             **({"ffns": ffns} if (ffns := {name: parts[name] for name in ("mlp", "moe") if name in parts}) else {}),
@@ -189,6 +189,7 @@ class NemotronH(Checkpoint):
             "time_step_min", "mamba_dt_min", why="of first values; transformers' prefill alone floors steps by it"
         )
         config.ignore(
+            "time_step_rank",
             "time_step_max",
             "time_step_floor",
             "mamba_dt_max",
@@ -196,6 +197,9 @@ class NemotronH(Checkpoint):
             "rescale_prenorm_residual",
             why=OF_FIRST_VALUES,
         )
+        config.ignore("rms_norm_eps", "norm_eps", why="layer_norm_epsilon counts")
+        config.ignore("num_query_groups", why="num_key_value_heads counts")
+        config.ignore("rope_theta", "partial_rotary_factor", why="attention has no positions here")
         config.ignore("residual_in_fp32", why=PRECISION)
         config.ignore("mamba_ssm_cache_dtype", why="the cache's policy says it")
         config.ignore(
