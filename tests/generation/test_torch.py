@@ -166,3 +166,23 @@ def test_a_model_without_logits_or_weights_is_an_error() -> None:
 
 def test_the_room_that_is_left_is_the_default(padded: Any) -> None:
     assert len(archc.generate(padded, [[1] * 60]).ids[0]) == 4
+
+
+def test_a_compiled_model_writes_the_same(padded: Any) -> None:
+    # The tracer's part of torch.compile, without its compiler.
+    compiled = torch.compile(padded, backend="eager")
+    for prompts in ([[65, 66, 67]], [[65, 66, 67], [70]]):
+        options = {"max_new_tokens": 6, "temperature": 1.0}
+        assert archc.generate(compiled, prompts, **options).ids == archc.generate(padded, prompts, **options).ids
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "repetition_penalty": 1.2}], ids=str)
+def test_a_gpu_writes_what_the_cpu_does(pair: Pair, options: dict[str, Any]) -> None:
+    oracle, model = pair("llama")
+    prompts = prompts_of(oracle)
+    expected = archc.generate(model, prompts, max_new_tokens=NEW, **options).ids
+    on_gpu = archc.build(archc.loads_spec(oracle.family.spec), device="cuda", dtype="float32")
+    on_gpu.load_state_dict(model.state_dict())
+    assert archc.generate(on_gpu, prompts, max_new_tokens=NEW, **options).ids == expected
