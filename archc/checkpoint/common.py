@@ -188,6 +188,26 @@ def activation(config: Config, *names: str) -> str:
     return known[value]
 
 
+def stated_types(config: Config, layers: int, *known: str, key: str = "layer_types") -> list[str] | None:
+    """The list of a type a layer, where there is one.
+
+    Another length than the layers', and types that the family has not, are problems.
+    """
+    types = config.take(key)
+    if types is None:
+        return None
+    strange = sorted(set(types) - set(known))
+    if strange or len(types) != layers:
+        config.refuse(key, f"should be {layers} of {' and '.join(known)}, one a layer")
+    return [kind if kind in known else known[0] for kind in types]
+
+
+def silu_only(config: Config, name: str = "hidden_act") -> None:
+    """Refuse another activation, where that of experts and short convolutions would follow it."""
+    if activation(config, name) != "silu":
+        config.refuse(name, "is not silu; it would be that of experts or short convolutions, which have no other")
+
+
 def without_defaults(mapping: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     """The mapping without the entries that say what is so anyway."""
     return {key: value for key, value in mapping.items() if key not in defaults or defaults[key] != value}

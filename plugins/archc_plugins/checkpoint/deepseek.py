@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from archc.checkpoint.common import activation, rope, stack, tokenizer, without_defaults
+from archc.checkpoint.common import rope, silu_only, stack, tokenizer, without_defaults
 from archc.checkpoint.config import Config
 from archc.checkpoint.family import Checkpoint
 from archc.checkpoint.rules import Dropped, LeftOut, Rule, both, rule
@@ -100,8 +100,7 @@ class DeepseekV2(Checkpoint):
     def spec(self, config: Config) -> dict[str, Any]:
         length, layers = config.take("max_position_embeddings"), config.take("num_hidden_layers")
         first = config.take("first_k_dense_replace") or 0
-        if activation(config, "hidden_act") != "silu":
-            config.refuse("hidden_act", "is not the activation of experts that archc has, silu")
+        silu_only(config)
         names = dense_then_moe(layers, lambda layer: layer < first)
         ffns = {
             "dense": {"kind": "swiglu", "intermediate_size": config.take("intermediate_size")},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from archc.checkpoint.common import silu_only
 from archc.checkpoint.config import Config
 from archc.checkpoint.rules import LeftOut, Rule
 from archc.graph.graph import Graph
@@ -76,8 +77,7 @@ class Glm4Moe(Llama):
         first = config.take("first_k_dense_replace") or 0
         names = dense_then_moe(layers, lambda layer: layer < first)
         dense = self.mlp(config)
-        if "activation" in dense:
-            config.refuse("hidden_act", "is not the activation of experts that archc has, silu")
+        silu_only(config)
         moe = {
             "kind": "moe",
             "num_experts": config.take("n_routed_experts", "num_local_experts", "num_experts"),

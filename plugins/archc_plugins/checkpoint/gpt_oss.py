@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from archc.checkpoint.common import stated_types
 from archc.checkpoint.config import Config
 from archc.checkpoint.rules import ALTERNATE, Rule, both, rule
 from archc.graph.graph import Graph
@@ -79,7 +80,7 @@ class GptOss(Llama):
 
     def schedule(self, config: Config, layers: int, mixer: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         window = config.take("sliding_window")
-        types = config.take("layer_types") or [
+        types = stated_types(config, layers, "full_attention", "sliding_attention") or [
             "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
         ]
         names = ["sliding" if kind == "sliding_attention" else "full" for kind in types]

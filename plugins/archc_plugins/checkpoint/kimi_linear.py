@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from archc.checkpoint.common import activation, stack, tokenizer
+from archc.checkpoint.common import silu_only, stack, stated_types, tokenizer
 from archc.checkpoint.config import Config
 from archc.checkpoint.family import Checkpoint
 from archc.checkpoint.rules import Dropped, Rule, rule
@@ -92,8 +92,7 @@ class KimiLinear(Checkpoint):
 
     def spec(self, config: Config) -> dict[str, Any]:
         layers = config.take("num_hidden_layers")
-        if activation(config, "hidden_act") != "silu":
-            config.refuse("hidden_act", "is not the activation of experts that archc has, silu")
+        silu_only(config)
         config.expect("mla_use_nope", True, why="asks for a rotation that this family has not")
         config.ignore("rope_theta", "rope_scaling", "rope_parameters", why="nothing turns")
         config.ignore("tie_word_embeddings", why="this family has a head of its own, whatever is said here")
@@ -133,7 +132,7 @@ class KimiLinear(Checkpoint):
         }
         full, linear = inner.take("full_attn_layers", default=None), inner.take("kda_layers", default=None)
         inner.finish()
-        types = config.take("layer_types")
+        types = stated_types(config, layers, "linear_attention", "full_attention")
         if types is None and full is not None and linear is not None:
             if sorted([*full, *linear]) != list(range(1, layers + 1)):
                 config.problems.append(
@@ -145,7 +144,7 @@ class KimiLinear(Checkpoint):
         return ["mla" if kind == "full_attention" else "kda" for kind in types], delta
 
     def _dense_layers(self, config: Config, layers: int) -> list[str]:
-        types = config.take("mlp_layer_types")
+        types = stated_types(config, layers, "dense", "sparse", key="mlp_layer_types")
         if types is not None:
             config.ignore("first_k_dense_replace", why="mlp_layer_types says it")
             return ["dense" if kind == "dense" else "moe" for kind in types]

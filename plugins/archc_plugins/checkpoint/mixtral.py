@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from archc.checkpoint.common import activation
+from archc.checkpoint.common import silu_only
 from archc.checkpoint.config import Config
 from archc.checkpoint.rules import Rule
 from archc.graph.graph import Graph
@@ -45,8 +45,7 @@ class Mixtral(Llama):
         return {} if window is None else {"sliding_window": window}
 
     def feed_forwards(self, config: Config, layers: int) -> tuple[list[str], dict[str, Any]]:
-        if activation(config, "hidden_act") != "silu":
-            config.refuse("hidden_act", "is not the activation of experts that archc has, silu")
+        silu_only(config)
         moe = {
             "kind": "moe",
             "num_experts": config.take("num_local_experts", "num_experts"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from archc.checkpoint.common import activation, rope, stack, tokenizer
+from archc.checkpoint.common import rope, silu_only, stack, stated_types, tokenizer
 from archc.checkpoint.config import Config
 from archc.checkpoint.family import Checkpoint
 from archc.checkpoint.rules import Dropped, Rule, rule
@@ -81,12 +81,9 @@ class OlmoHybrid(Checkpoint):
         }
         if config.take("attention_bias"):
             attention |= {"qkv_bias": True, "o_bias": True}
-        types = config.take("layer_types") or _usual_types(layers)
+        types = stated_types(config, layers, "linear_attention", "full_attention") or _usual_types(layers)
         names = ["attn" if kind == "full_attention" else "gdn" for kind in types]
-        mlp: dict[str, Any] = {"kind": "swiglu", "intermediate_size": config.take("intermediate_size")}
-        function = activation(config, "hidden_act")
-        if function != "silu":
-            mlp["activation"] = function
+        silu_only(config)
         return {
             "tokenizer": tokenizer(config),
             "embedding": {"hidden_size": hidden, "tie_word_embeddings": bool(config.take("tie_word_embeddings"))},
@@ -94,7 +91,7 @@ class OlmoHybrid(Checkpoint):
             "norm": {"kind": "rms_norm", "eps": eps},
             "max_position_embeddings": length,
             "mixers": {"gdn": self._delta(config, hidden, heads, eps), "attn": attention},
-            "ffns": {"mlp": mlp},
+            "ffns": {"mlp": {"kind": "swiglu", "intermediate_size": config.take("intermediate_size")}},
             "stack": stack(names, "mlp"),
         }
 

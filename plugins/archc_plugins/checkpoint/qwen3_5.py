@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from archc.checkpoint.common import activation
+from archc.checkpoint.common import silu_only
 from archc.checkpoint.config import Config
 from archc.checkpoint.family import Checkpoint, Nested
 from archc.checkpoint.rules import LeftOut, Naming, Rule, rule
@@ -59,11 +59,8 @@ class Qwen35Text(Qwen3Next):
         return super().spec(config)
 
     def feed_forwards(self, config: Config, layers: int) -> tuple[list[str], dict[str, Any]]:
-        found: dict[str, Any] = {"kind": "swiglu", "intermediate_size": config.take("intermediate_size")}
-        function = activation(config, "hidden_act")
-        if function != "silu":
-            found["activation"] = function
-        return ["mlp"] * layers, {"mlp": found}
+        silu_only(config)
+        return ["mlp"] * layers, {"mlp": {"kind": "swiglu", "intermediate_size": config.take("intermediate_size")}}
 
     def further_layers(self, config: Config) -> int:
         config.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", why=FURTHER_TOKENS)
@@ -97,8 +94,7 @@ class Qwen35MoeText(Qwen35Text):
     }
 
     def feed_forwards(self, config: Config, layers: int) -> tuple[list[str], dict[str, Any]]:
-        if activation(config, "hidden_act") != "silu":
-            config.refuse("hidden_act", "is not the activation of experts that archc has, silu")
+        silu_only(config)
         config.ignore("intermediate_size", why="of dense layers, and there are none")
         config.expect("norm_topk_prob", True, why="asks for weights that are not divided by their sum")
         moe = shared_and_routed(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from archc.checkpoint.common import activation
+from archc.checkpoint.common import silu_only
 from archc.checkpoint.config import Config
 from archc.checkpoint.rules import Rule, rule
 from archc.graph.graph import Graph
@@ -47,8 +47,7 @@ def dense_or_moe(
     """Layers of ``mlp_only_layers`` are dense, and those that ``decoder_sparse_step`` passes over."""
     only, step = config.take("mlp_only_layers") or (), config.take("decoder_sparse_step")
     names = dense_then_moe(layers, lambda layer: layer in only or (layer + 1) % step != 0)
-    if activation(config, "hidden_act") != "silu":
-        config.refuse("hidden_act", "is not the activation of experts that archc has, silu")
+    silu_only(config)
     if "dense" not in names:
         config.ignore("intermediate_size", why="of dense layers, and there are none")
     return names, placed(names, {"dense": dense, "moe": moe})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from archc.checkpoint.common import rope, stack, tokenizer
+from archc.checkpoint.common import rope, stack, stated_types, tokenizer
 from archc.checkpoint.config import Config
 from archc.checkpoint.family import Checkpoint
 from archc.checkpoint.rules import Dropped, LeftOut, Rule, rule
@@ -192,7 +192,7 @@ def shared_and_routed(config: Config) -> dict[str, Any]:
 
 def full_every(config: Config, layers: int) -> list[str]:
     """``layer_types``, or one attention layer every ``full_attention_interval``."""
-    types = config.take("layer_types")
+    types = stated_types(config, layers, "linear_attention", "full_attention")
     if types is not None:
         config.ignore("full_attention_interval", why="layer_types says it")
         return ["attn" if kind == "full_attention" else "gdn" for kind in types]
