@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,25 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     (folder / "my-hybrid.yaml").write_text(blocks("README.md", "yaml")[0])
     (folder / "specs").symlink_to(ROOT / "specs")
+    _checkpoint(folder / "checkpoint")
     return folder
+
+
+def _checkpoint(folder: Path) -> None:
+    """A folder as transformers saves it; its tensors only where something can read them."""
+    folder.mkdir()
+    config = {"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24}
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2, "num_attention_heads": 2}))
+    if any(find_spec(module) is None for module in ("numpy", "safetensors", "ml_dtypes")):
+        return
+    from archc.checkpoint.importing import import_config
+    from archc.checkpoint.opening import Model
+    from archc.checkpoint.writing import Writer
+
+    parts = Model.of(import_config(folder)).plan().parts
+    tensors = {part.theirs: ("F32", part.shape_there) for part in parts}
+    # Written at their full size, and zero everywhere.
+    Writer(folder, tensors, shard_bytes=1 << 30, metadata={"format": "pt"}).close()
 
 
 def expanded(word: str, folder: Path) -> list[str]:
@@ -54,6 +74,7 @@ def run(line: str, folder: Path) -> str:
 def needs(line: str) -> list[pytest.MarkDecorator]:
     extra = {"build": [pytest.mark.torch], "export": [pytest.mark.torch, pytest.mark.onnx]}
     extra["run"] = extra["bench"] = extra["export"]
+    extra["generate"] = extra["convert"] = extra["build"]
     return extra["build"] if "--lock" in line else extra.get(line.split()[1], [])
 
 
