@@ -25,9 +25,8 @@ def linear(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     dtype = ctx.resolve(op.dtype)
     out_dtype, x = x.dtype, ctx.cast(x, dtype)
     if op.tied:
-        ctx.note("FusedMatMul: the tied table is in the file once, rows x width, and is read transposed")
         table = ctx.weight(node, "weight", shape=(width, inner), transform=Rows(width))
-        y = ctx.op("FusedMatMul", x, table, domain=MS, transB=1)
+        y = _by_tied_table(ctx, x, table)
     else:
         ctx.note(ONE_PRODUCT)
         weight = ctx.weight(node, "weight", tag="transposed", shape=(inner, width), transform=Transposed(width))
@@ -36,6 +35,17 @@ def linear(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
         y = ctx.op("Add", y, ctx.weight(node, "bias", shape=(width,), transform=Rows(width)))
     assert out_dtype is not None
     return ctx.cast(y, out_dtype)
+
+
+def _by_tied_table(ctx: Lowering, x: ir.Value, table: ir.Value) -> ir.Value:
+    """x times the table's transpose; the file holds the table once, rows x width."""
+    if ctx.target.provider == "cpu" and ctx.target.quant is None:
+        ctx.note(
+            "Transpose and MatMul: onnxruntime transposes the tied table when it loads the file, and packs it for the CPU"
+        )
+        return ctx.op("MatMul", x, ctx.op("Transpose", table, perm=[1, 0]))
+    ctx.note("FusedMatMul: the tied table is in the file once, rows x width, and is read transposed")
+    return ctx.op("FusedMatMul", x, table, domain=MS, transB=1)
 
 
 def embedding(ctx: Lowering, node: Node, ids: ir.Value) -> ir.Value:
