@@ -1,4 +1,4 @@
-"""Time of archc convert and archc.load_weights beside copying and reading the file of the checkpoint.
+"""Time of archc convert beside cp, and of archc.load_weights beside reading the file.
 
 python benchmarks/convert.py [--gigabytes 2] [--rounds 3] [--folder PLACE] [--load]
 
@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -47,8 +48,7 @@ def measure(family: str, place: Path, options: argparse.Namespace) -> None:
     size_bytes = sum(file.stat().st_size for file in source.glob("*.safetensors"))
     imported = import_folder(source)
     ways: dict[str, Callable[[], None]] = {
-        "copy": lambda: copy(source, place / "out"),
-        "copy by system": lambda: copy_by_system(source, place / "out"),
+        "cp": lambda: copy(source, place / "out"),
         "convert": lambda: void(to_archc(source, place / "out", imported)),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -61,7 +61,7 @@ def measure(family: str, place: Path, options: argparse.Namespace) -> None:
             seconds[name].append(time.perf_counter() - start)
             shutil.rmtree(place / "out")
     print(f"\n{family}: {size_bytes / 1e9:.2f} GB, {'cold' if options.cold else 'warm'}, {options.rounds} rounds")
-    report(seconds, size_bytes, against="copy")
+    report(seconds, size_bytes, against="cp")
     if options.load:
         load(source, imported.spec, size_bytes, options.rounds)
 
@@ -125,19 +125,8 @@ def checkpoint(family: str, folder: Path, gigabytes: float) -> Path:
 
 
 def copy(source: Path, out: Path) -> None:
-    """Read and write in pieces, as cp did before files could be copied inside the system."""
     out.mkdir()
-    buffer = bytearray(_PIECE_BYTES)
-    for file in source.glob("*.safetensors"):
-        with file.open("rb", buffering=0) as reader, (out / file.name).open("wb", buffering=0) as writer:
-            while count := reader.readinto(buffer):
-                writer.write(memoryview(buffer)[:count])
-
-
-def copy_by_system(source: Path, out: Path) -> None:
-    out.mkdir()
-    for file in source.glob("*.safetensors"):
-        shutil.copyfile(file, out / file.name)
+    subprocess.run(["cp", *map(str, source.glob("*.safetensors")), str(out)], check=True)
 
 
 def prepare(source: Path, *, cold: bool) -> None:

@@ -17,9 +17,9 @@ from archc.checkpoint.layouts import to_ours, to_theirs
 from archc.checkpoint.opening import Checked, Model, checked, raise_all, shapes_of
 from archc.checkpoint.plan import Part
 from archc.checkpoint.reading import CONFIG, read_json
-from archc.checkpoint.rules import SAME, Naming, canonical, renamed
+from archc.checkpoint.rules import Naming, canonical, renamed
 from archc.checkpoint.staging import ORIGIN, SPEC, digest, staged
-from archc.checkpoint.tensors import Stored, opened
+from archc.checkpoint.tensors import DTYPES, Stored, opened
 from archc.checkpoint.writing import SHARD_BYTES, Writer
 from archc.errors import ArchcError
 
@@ -94,7 +94,7 @@ def to_archc(
 
 def _move(part: Part, found: Checked, stored: Stored, writer: Writer) -> None:
     name = found.match.names[part.theirs]
-    if _is_whole(part):
+    if part.is_whole:
         writer.copy(part.ours[0], stored.homes[name], slice_at=part.expert)
         return
     if part.by_slices is not None:
@@ -108,11 +108,6 @@ def _move(part: Part, found: Checked, stored: Stored, writer: Writer) -> None:
     starts = [None] * len(part.ours) if part.rows is None else [start for start, _ in part.rows]
     for ours, array, start in zip(part.ours, arrays, starts, strict=True):
         writer.put(ours, array, slice_at=part.expert, row_at=start)
-
-
-def _is_whole(part: Part) -> bool:
-    """Whether its bytes are those of one weight, or of one expert's."""
-    return part.layout == SAME and len(part.ours) == 1 and part.rows is None
 
 
 def _origin(imported: Imported, found: Checked, files: Sequence[str]) -> dict[str, Any]:
@@ -141,6 +136,8 @@ def to_hf(source: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, progress: 
     imported = import_data(config, name="checkpoint", source=str(source / ORIGIN), untied=untied)
     if layout not in imported.checkpoint.layouts(imported.graph, imported.config):
         raise ArchcError(f"{source / ORIGIN}: {imported.family} has no layout {layout!r}")
+    if naming not in imported.checkpoint.namings():
+        raise ArchcError(f"{source / ORIGIN}: {imported.family} has no such names")
     found = Model.of(imported).plan(layout)
     with opened(source) as stored, _derived(source) as derived:
         raise_all(source, [*found.problems, *_misfits(stored, imported)])
@@ -168,7 +165,7 @@ def to_hf(source: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, progress: 
 
 
 def _move_back(name: str, part: Part, stored: Stored, writer: Writer) -> None:
-    if _is_whole(part):
+    if part.is_whole:
         writer.copy(name, stored.homes[part.ours[0]], slice_of=part.expert)
         return
     if part.by_slices is not None:
@@ -242,6 +239,11 @@ def _misfits(stored: Stored, imported: Imported) -> list[str]:
     return [
         *(f"{name} is missing" for name in shapes if name not in stored.shapes),
         *(f"{name} is no weight of the model" for name in stored.shapes if name not in shapes),
+        *(
+            f"{name} is {dtype}; weights should be {', '.join(DTYPES)}"
+            for name, dtype in stored.dtypes.items()
+            if dtype not in DTYPES
+        ),
         *(
             f"{name} is {list(stored.shapes[name])}, not {list(shape)}"
             for name, shape in shapes.items()

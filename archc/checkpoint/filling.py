@@ -14,7 +14,6 @@ from archc.checkpoint.layouts import to_ours
 from archc.checkpoint.opening import Checked, Model, checked
 from archc.checkpoint.plan import Part
 from archc.checkpoint.reading import CONFIG, has_tensors, read_config
-from archc.checkpoint.rules import SAME
 from archc.checkpoint.staging import ORIGIN
 from archc.checkpoint.tensors import DTYPES, Array, Stored, opened
 from archc.graph.graph import Graph
@@ -25,12 +24,16 @@ def is_foreign(path: Path) -> bool:
     return path.is_dir() and (path / CONFIG).is_file() and not (path / ORIGIN).is_file() and has_tensors(path)
 
 
+Place = int | slice | None
+"""Which slice of a weight, which of its rows, or all of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A weight, or one slice of it: a tensor as it is stored, or a part that was taken out of one."""
+    """A weight, or a part of it that ``at`` says: a tensor as it is stored, or a part that was taken out of one."""
 
     name: str
-    slice_at: int | None
+    at: Place
     dtype: str
     stored: Stored
     theirs: str
@@ -62,12 +65,24 @@ class Foreign:
         """What every tensor of the checkpoint holds, in an order in which each is read once."""
         for part in self._found.plan.parts:
             theirs = self._found.match.names[part.theirs]
-            if part.layout == SAME and len(part.ours) == 1:
-                yield Piece(part.ours[0], part.expert, self._stored.dtypes[theirs], self._stored, theirs)
+            dtype = self._stored.dtypes[theirs]
+            if part.is_whole:
+                yield Piece(part.ours[0], part.expert, dtype, self._stored, theirs)
                 continue
-            arrays = to_ours(part.layout, self._stored.read(theirs), part.shapes)
-            for ours, array in zip(part.ours, arrays, strict=True):
-                yield Piece(ours, part.expert, self._stored.dtypes[theirs], self._stored, theirs, array)
+            for where, arrays in self._taken_apart(part, theirs):
+                for ours, at, array in zip(part.ours, where, arrays, strict=True):
+                    yield Piece(ours, at, dtype, self._stored, theirs, array)
+
+    def _taken_apart(self, part: Part, theirs: str) -> Iterator[tuple[list[Place], list[Array]]]:
+        """(where in each weight, the numbers) of a tensor, or of one slice of it after the other."""
+        count = len(part.ours)
+        if part.by_slices is not None:
+            layout, shapes = part.by_slices
+            for at in range(part.shapes[0][0]):
+                yield [at] * count, to_ours(layout, self._stored.slice(theirs, at), shapes)
+            return
+        where: list[Place] = [part.expert] * count if part.rows is None else [slice(*rows) for rows in part.rows]
+        yield where, to_ours(part.layout, self._stored.read(theirs), part.shapes)
 
     def read(self, name: str) -> Array:
         """The weight in the dtype that it is stored in."""

@@ -11,7 +11,7 @@ from typing import Any
 from archc import registry
 from archc.checkpoint.config import Account, Config, ConfigError
 from archc.checkpoint.family import Checkpoint
-from archc.checkpoint.reading import read_config
+from archc.checkpoint.reading import count_ids, read_config
 from archc.errors import ArchcError
 from archc.expansion import expand
 from archc.graph.graph import Graph
@@ -22,6 +22,8 @@ from archc.spec.schema import Spec
 
 _WIDTH = 120
 _MOST_LAYERS = 10_000
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_NO_DEPTH = f"is no number of layers from 1 to {_MOST_LAYERS:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,30 +48,52 @@ class Imported:
         return replace(self, accounts=accounts if known else (*accounts, first))
 
 
-def import_config(path: str | Path, *, name: str | None = None) -> Imported:
+def import_config(
+    path: str | Path, *, name: str | None = None, untied: bool = False, dtype: str | None = None
+) -> Imported:
     """The spec of a ``config.json``, or of the folder that holds one.
+
+    ``untied`` overrules what it says of the head; ``dtype`` is that of the weights where it says none. A
+    ``tokenizer.json`` in the folder says how many rows of the table stand for something.
 
     Raises:
         ArchcError: the family is not known, or keys ask for what can't be honoured; all of them are named.
         SpecError: the configuration's values make no valid spec.
     """
     place = Path(path)
-    return import_data(read_config(place), name=name or name_of(place), source=str(place))
+    ids = count_ids(place) if place.is_dir() else None
+    return import_data(
+        read_config(place), name=name or name_of(place), source=str(place), untied=untied, dtype=dtype, ids=ids
+    )
 
 
-def import_data(data: Mapping[str, Any], *, name: str, source: str = "config.json", untied: bool = False) -> Imported:
-    """As ``import_config``, from the mapping itself; ``untied`` overrules what it says of the head."""
+def import_data(
+    data: Mapping[str, Any],
+    *,
+    name: str,
+    source: str = "config.json",
+    untied: bool = False,
+    dtype: str | None = None,
+    ids: int | None = None,
+) -> Imported:
+    """As ``import_config``, from the mapping itself; ``ids`` of the rows stand for something."""
     model_type = str(data.get("model_type"))
     checkpoint = family_of(model_type, source)
     config = Config({**data, "tie_word_embeddings": False} if untied else data, defaults=checkpoint.defaults)
-    dtype = checkpoint.dtype(config)
+    stated = checkpoint.dtype(config)
+    account = config.accounts.get("dtype")
+    if dtype is not None and account is not None and account.verdict == "default":
+        stated = dtype
+        config.accounts["dtype"] = Account("dtype", dtype, "default", "of the tensors; the file says nothing")
     body = _body(checkpoint, config, source)
     if config.problems:
         lines = "\n  ".join(config.problems)
         count = len(config.problems)
         message = f"{source}: {count} key{'s' if count > 1 else ''} of {model_type} can't be honoured\n  {lines}"
         raise ConfigError(message, model_type, tuple(config.accounts.values()))
-    text = spec_text({"spec_version": 1, "name": name, "dtype": str(dtype), **body})
+    if ids is not None:
+        _count_rows(body, ids, config)
+    text = spec_text({"spec_version": 1, "name": name, "dtype": str(stated), **body})
     spec = loads_spec(text, file=f"<spec of {source}>")
     return Imported(
         family=model_type,
@@ -86,8 +110,11 @@ def import_data(data: Mapping[str, Any], *, name: str, source: str = "config.jso
 def _body(checkpoint: Checkpoint, config: Config, source: str) -> dict[str, Any]:
     """The family's reading. What is missing or no number makes arithmetic fail, which is no defect of the family."""
     for key, value in config.data.items():
-        if key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") and not _is_depth(value):
-            config.refuse(key, f"is no number of layers from 1 to {_MOST_LAYERS:,}")
+        if key in _DEPTHS and not _is_depth(value):
+            config.refuse(key, _NO_DEPTH)
+        elif isinstance(value, Mapping):
+            deep = [inner for inner in _DEPTHS if inner in value and not _is_depth(value[inner])]
+            config.problems += [f"{key}.{inner}: {value[inner]!r} {_NO_DEPTH}" for inner in deep]
     if config.problems:
         return {}
     try:
@@ -100,6 +127,20 @@ def _body(checkpoint: Checkpoint, config: Config, source: str) -> dict[str, Any]
         return {}
     config.finish()
     return body
+
+
+def _count_rows(body: dict[str, Any], ids: int, config: Config) -> None:
+    """Tell the ids of the tokenizer from the rows of the table, where there are more rows."""
+    tokenizer, embedding = body["tokenizer"], body["embedding"]
+    rows = embedding.get("num_embeddings", tokenizer["vocab_size"])
+    special = [tokenizer[key] for key in tokenizer if key.endswith("_token_id")]
+    named = [one for entry in special for one in (entry if isinstance(entry, list) else [entry])]
+    if not isinstance(rows, int) or ids >= rows or any(not isinstance(one, int) or one >= ids for one in named):
+        return
+    tokenizer["vocab_size"], embedding["num_embeddings"] = ids, rows
+    for key, account in config.accounts.items():
+        if key.rpartition(".")[2] == "vocab_size":
+            config.accounts[key] = replace(account, note=f"of these rows, {ids:,} are ids of tokenizer.json")
 
 
 def _is_depth(value: Any) -> bool:

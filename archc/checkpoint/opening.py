@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 from archc.checkpoint.family import PUBLISHED, Checkpoint
 from archc.checkpoint.heads import HEAD, are_equal, stored_head
-from archc.checkpoint.importing import Imported, import_config, import_data, name_of
+from archc.checkpoint.importing import Imported, import_config
 from archc.checkpoint.plan import Match, Part, Plan, match, naming_of, plan
-from archc.checkpoint.reading import has_tensors, read_config
+from archc.checkpoint.reading import has_tensors
 from archc.checkpoint.rules import Naming, Rule, renamed
 from archc.checkpoint.tensors import DTYPES, Shape, Stored, opened
 from archc.errors import ArchcError
@@ -54,16 +55,19 @@ class Checked:
 
 
 def import_folder(path: str | Path, *, name: str | None = None) -> Imported:
-    """As ``import_config``; where the folder holds tensors, they say whether the head is tied.
+    """As ``import_config``; tensors in the folder say whether the head is tied, and their dtype where nothing else does.
 
     Raises:
         ArchcError: the configuration can't be honoured, or the files of tensors can't be read.
     """
     place = Path(path)
-    imported = import_config(place, name=name)
-    if not place.is_dir() or not has_tensors(place) or HEAD in imported.graph.params():
-        return imported
+    if not place.is_dir() or not has_tensors(place):
+        return import_config(place, name=name)
     with opened(place) as stored:
+        dtype = _dtype_of(stored)
+        imported = import_config(place, name=name, dtype=dtype)
+        if HEAD in imported.graph.params():
+            return imported
         model = Model.of(imported)
         layout, _, naming = _fitting(model, stored)
         pair = _head_of(model, stored, layout, naming)
@@ -72,13 +76,23 @@ def import_folder(path: str | Path, *, name: str | None = None) -> Imported:
         head, embedding = pair
         if are_equal(head, embedding, stored):
             return imported.noting(_FLAG, f"{head} of the checkpoint repeats {embedding}")
-    untied = import_data(read_config(place), name=name or name_of(place), source=str(place), untied=True)
+    untied = import_config(place, name=name, dtype=dtype, untied=True)
     return untied.noting(_FLAG, f"{head} of the checkpoint differs from {embedding}: untied, as transformers loads it")
 
 
 _FLAG = "tie_word_embeddings"
+_SPEC_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _DEQUANTISERS = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
 """What transformers dequantises with, by ``quant_method``."""
+
+
+def _dtype_of(stored: Stored) -> str | None:
+    """What most bytes of the weights are stored in, where a spec can say it."""
+    counts: Counter[str] = Counter()
+    for home in stored.homes.values():
+        if home.dtype in _SPEC_DTYPES:
+            counts[_SPEC_DTYPES[home.dtype]] += home.size_bytes
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def checked(stored: Stored, model: Model, *, allow_unused: Sequence[str] = ()) -> Checked:

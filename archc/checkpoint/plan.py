@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from archc.checkpoint.layouts import shape_there
-from archc.checkpoint.rules import Dropped, Layout, LeftOut, Naming, Rule, canonical, renamed
+from archc.checkpoint.rules import SAME, Dropped, Layout, LeftOut, Naming, Rule, canonical, renamed
 
 Shape = tuple[int, ...]
 _LAYER, _EXPERT = "{i}", "{e}"
@@ -32,6 +32,11 @@ class Part:
     def shape_there(self) -> Shape:
         """Shape of the tensor there."""
         return shape_there(self.layout, self.shapes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its bytes are those of one weight, or of one expert's."""
+        return self.layout == SAME and len(self.ours) == 1 and self.rows is None
 
     @property
     def by_slices(self) -> tuple[Layout, tuple[Shape, ...]] | None:

@@ -9,10 +9,11 @@ from typing import Any
 
 from archc.errors import ArchcError
 
-CONFIG = "config.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_INDEX_BYTES = 64 << 20
+MAX_TOKENIZER_BYTES = 256 << 20
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -65,3 +66,26 @@ def _constant(text: str) -> float:
 def is_plain(name: str) -> bool:
     """Whether it names a file of the folder itself, on every system."""
     return bool(name) and name not in (".", "..") and not any(sign in name for sign in "/\\:\0")
+
+
+def count_ids(folder: Path) -> int | None:
+    """The largest id of a folder's ``tokenizer.json``, plus one; None where it has none, or says it otherwise.
+
+    Raises:
+        ArchcError: the file can't be read.
+    """
+    file = folder / TOKENIZER
+    if not file.is_file():
+        return None
+    data = read_json(file, most_bytes=MAX_TOKENIZER_BYTES)
+    model, added = data.get("model"), data.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids: list[Any] = []
+    if isinstance(vocabulary, dict):
+        ids += vocabulary.values()
+    elif isinstance(vocabulary, list):
+        # A list of pieces: an id is a place in it.
+        ids.append(len(vocabulary) - 1)
+    if isinstance(added, list):
+        ids += [entry.get("id") for entry in added if isinstance(entry, dict)]
+    return max((number for number in ids if isinstance(number, int)), default=-1) + 1 or None

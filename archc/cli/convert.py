@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import click
 
@@ -68,10 +67,14 @@ def command(
 
     from archc.checkpoint.convert import to_archc, to_hf
     from archc.checkpoint.opening import import_folder
+    from archc.checkpoint.staging import ORIGIN
     from archc.cli.progress import progress_bar
+    from archc.errors import ArchcError
 
     place, out = Path(source), Path(output)
     with progress_bar("converting") as progress:
+        if form == "archc" and (place / ORIGIN).is_file():
+            raise ArchcError(f"{place} was written by archc convert; --to hf is the way back from it")
         if form == "archc":
             imported = import_folder(place, name=name)
             done = to_archc(place, out, imported, allow_unused=allow_unused, shard_bytes=shard_bytes, progress=progress)
@@ -82,8 +85,7 @@ def command(
         return
     from archc.units import gib
 
-    figures: dict[str, Any] = {"weights": done.weights, "tensors": done.tensors}
-    click.echo(f"{figures['weights']:,} weights, {figures['tensors']:,} tensors, {gib(done.weight_bytes)} in {output}")
+    click.echo(f"{done.weights:,} weights, {done.tensors:,} tensors, {gib(done.weight_bytes)} in {output}")
     if done.left_out:
         click.echo(f"{len(done.left_out):,} tensors were left out: {_some(done.left_out)}")
 

@@ -110,7 +110,7 @@ def _fill_from_foreign(model: nn.Module, path: Path, wanted: dict[str, Tensor], 
     done: set[str] = set()
     with foreign(path, graph_of(model)) as checkpoint, torch.no_grad():
         for piece in checkpoint.pieces():
-            _put(piece, wanted[piece.name] if piece.slice_at is None else wanted[piece.name][piece.slice_at])
+            _put(piece, wanted[piece.name] if piece.at is None else wanted[piece.name][piece.at])
             done.add(piece.name)
             if progress is not None:
                 progress(piece.name, len(done), len(wanted))

@@ -20,6 +20,7 @@ from archc.checkpoint.importing import import_config  # noqa: E402
 from archc.checkpoint.opening import import_folder  # noqa: E402
 from archc.errors import ArchcError  # noqa: E402
 from tests.checkpoint.conftest import changed_tensors, same_bits  # noqa: E402
+from tests.checkpoint.test_families import NAMES  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -31,9 +32,7 @@ def build_from(folder: Path, weights: Path) -> Any:
     return archc.load_weights(archc.build(import_folder(folder).spec, device="cpu", dtype="float32"), weights).eval()
 
 
-@pytest.mark.parametrize(
-    "name", ["llama_full", "phi3", "qwen3_moe", "gpt_neox", "gpt2", "gpt_oss", "mixtral", "kimi_linear"]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_load_weights_reads_a_published_folder_as_convert_does(saved: Saved, name: str, tmp_path: Path):
     _, folder = saved(name)
     to_archc(folder, tmp_path / "out", import_folder(folder))
@@ -310,3 +309,35 @@ def test_memory_is_that_of_the_largest_tensor(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     # Fused parts are held twice while they are taken apart and put together.
     assert int(done.stdout) < 3 * largest_bytes
+
+
+def test_a_configuration_without_a_dtype_has_that_of_its_tensors(saved: Saved, tmp_path: Path):
+    _, folder = saved("llama")
+    halved = changed_tensors(
+        folder, tmp_path / "in", lambda tensors: {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    )
+    config = json.loads((halved / "config.json").read_text())
+    assert import_folder(halved).spec.dtype == config["dtype"] == "float32"
+    del config["dtype"]
+    (halved / "config.json").write_text(json.dumps(config))
+    imported = import_folder(halved)
+    assert imported.spec.dtype == "bfloat16"
+    account = next(account for account in imported.accounts if account.key == "dtype")
+    assert (account.value, account.verdict) == ("bfloat16", "default")
+    assert "of the tensors" in account.note
+    assert import_config(halved).spec.dtype == "float32"
+
+
+def test_a_record_of_other_names_and_weights_of_other_dtypes_are_refused_on_the_way_back(saved: Saved, tmp_path: Path):
+    _, folder = saved("llama")
+    out = tmp_path / "out"
+    to_archc(folder, out, import_folder(folder))
+    tensors = load_file(out / WEIGHTS)
+    save_file({**tensors, "norm.weight": tensors["norm.weight"].to(torch.int8)}, out / WEIGHTS)
+    with pytest.raises(ArchcError, match=r"norm\.weight is I8; weights should be F64"):
+        to_hf(out, tmp_path / "back")
+    save_file(tensors, out / WEIGHTS)
+    origin = json.loads((out / "checkpoint.json").read_text())
+    (out / "checkpoint.json").write_text(json.dumps({**origin, "naming": [["model.", "x"], ["lm_head.", "x"]]}))
+    with pytest.raises(ArchcError, match="has no such names"):
+        to_hf(out, tmp_path / "back")

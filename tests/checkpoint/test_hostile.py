@@ -305,3 +305,23 @@ def test_a_folder_without_a_configuration_is_refused(invoke: Invoke, tmp_path: P
     done = invoke("import", tmp_path)
     assert done.exit_code == 2
     assert "config.json can't be read: No such file or directory" in done.stderr
+
+
+def test_files_that_are_links_are_followed_as_caches_of_hubs_have_them(invoke: Invoke, folder: Path, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for file in list(folder.iterdir()):
+        file.rename(elsewhere / file.name)
+        file.symlink_to(elsewhere / file.name)
+    assert invoke("convert", folder, "-o", tmp_path / "out").exit_code == 0
+    (elsewhere / WEIGHTS).unlink()
+    shutil.rmtree(tmp_path / "out")
+    refused(invoke, folder, "neither a safetensors file nor a folder with model.safetensors")
+
+
+def test_a_conversion_is_not_converted_again(invoke: Invoke, folder: Path, tmp_path: Path):
+    assert invoke("convert", folder, "-o", tmp_path / "out").exit_code == 0
+    again = invoke("convert", tmp_path / "out", "-o", tmp_path / "more")
+    assert again.exit_code == 2
+    assert "--to hf is the way back from it" in again.stderr
+    assert not (tmp_path / "more").exists()

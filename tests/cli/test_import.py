@@ -115,6 +115,20 @@ def test_json_holds_the_spec_and_the_accounts(invoke: Invoke, folder: Path):
     assert "Did you mean llama?" in json.loads(failed.stdout)["problems"][0]["message"]
 
 
+def test_rows_that_stand_for_nothing_are_told_from_ids_by_the_tokenizer(invoke: Invoke, folder: Path):
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 7}}, "added_tokens": [{"id": 28, "content": "<end>"}]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    done = invoke("import", folder)
+    assert "tokenizer: {kind: external, vocab_size: 29, " in done.stdout
+    assert "num_embeddings: 32" in done.stdout
+    assert "of these rows, 29 are ids of tokenizer.json" in invoke("import", folder, "--check").stdout
+    for other in ({}, {"model": {"vocab": 3}}, {"added_tokens": [{"id": 99}]}, {"added_tokens": [{"id": 0}]}):
+        (folder / "tokenizer.json").write_text(json.dumps(other))
+        assert "num_embeddings" not in invoke("import", folder).stdout
+    (folder / "tokenizer.json").write_text("{")
+    assert invoke("import", folder).exit_code == 2
+
+
 def test_reading_a_configuration_loads_neither_torch_nor_numpy(folder: Path):
     code = (
         "import sys\n"
