@@ -13,9 +13,10 @@ from archc.cli.files import write_atomically
 from archc.cli.progress import busy
 from archc.cli.table import print_heading, print_pairs
 from archc.cli.writing_options import ids_of
-from archc.errors import ArchcError, MissingExtraError
+from archc.errors import ArchcError
 from archc.expansion import expand
 from archc.families import TOKENIZER_ROLES, Tokenizer
+from archc.generation.text import open_tokenizer
 from archc.ops.linear import Embedding
 from archc.spec.load import load_spec
 from archc.spec.schema import Spec
@@ -58,7 +59,7 @@ def show_tokenizer(
     file = path / TOKENIZER if path.is_dir() and (path / TOKENIZER).is_file() else path
     found: dict[str, Any] = {"source": source}
     if file.suffix == ".json":
-        made = _read(file)
+        made = open_tokenizer(file)
     else:
         loaded = load_spec(path / "spec.yaml" if path.is_dir() else source, overrides)
         kind = _kind(loaded)
@@ -117,11 +118,11 @@ def _sizes(spec: Spec) -> dict[str, Any]:
     """Ids by the spec, and rows of its table, which may be padded."""
     kind = _kind(spec)
     graph = expand(spec)
-    rows = next(node.op.num_embeddings for _, node in graph.walk() if isinstance(node.op, Embedding))
+    tables = (node.op.num_embeddings for _, node in graph.walk() if isinstance(node.op, Embedding))
     return {
         "kind": kind.kind_name,
         "vocab_size": kind.ids(),
-        "table_rows": rows,
+        "table_rows": next(tables, kind.ids()),
         "roles": {role: ids for role in TOKENIZER_ROLES if (ids := kind.role_ids(role))},
     }
 
@@ -140,19 +141,6 @@ def _inside(made: Any) -> dict[str, Any]:
         "parts": {name: type(part).__name__ for name, part in parts.items() if part is not None},
         "padding": None if padding is None else {key: padding[key] for key in ("direction", "pad_id", "pad_token")},
     }
-
-
-def _read(file: Path) -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise MissingExtraError("tokenizers", f"the tokenizer in {file}") from None
-    try:
-        return tokenizers.Tokenizer.from_str(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchcError(f"{file} can't be read: {error}") from error
-    except Exception as error:  # The library raises nothing more special.
-        raise ArchcError(f"{file}: is no tokenizer.json: {error}") from error
 
 
 def _encoded(made: Any, texts: Sequence[str], keep_special: bool) -> list[dict[str, Any]]:

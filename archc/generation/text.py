@@ -84,17 +84,29 @@ class Reader:
 
 
 def read_tokenizer(path: Path) -> Text:
-    """The tokenizer in a tokenizer.json.
+    """The tokenizer in a tokenizer.json, for texts of their own length.
 
     Raises:
-        ArchcError: the file is none.
+        ArchcError: the file can't be read, or is none.
+        MissingExtraError: ``tokenizers`` is not installed.
+    """
+    return Text(open_tokenizer(path))
+
+
+def open_tokenizer(path: Path) -> Any:
+    """The ``tokenizers.Tokenizer`` in a tokenizer.json, as it is.
+
+    Raises:
+        ArchcError: the file can't be read, or is none.
         MissingExtraError: ``tokenizers`` is not installed.
     """
     try:
         import tokenizers
     except ImportError:
-        raise MissingExtraError("tokenizers", "reading and writing text") from None
+        raise MissingExtraError("tokenizers", f"the tokenizer in {path}") from None
     try:
-        return Text(tokenizers.Tokenizer.from_file(str(path)))
+        return tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchcError(f"{path} can't be read: {error}") from error
     except Exception as error:  # The library raises nothing more special.
         raise ArchcError(f"{path}: is no tokenizer.json: {error}") from error
