@@ -32,7 +32,9 @@ def drawn(tokens, *, heads=4, key_heads=2, decay=0.3, dtype=torch.float64, seed=
 
 def assert_close(got, want, tolerance):
     for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=tolerance * float(other.detach().abs().max()))
+        torch.testing.assert_close(
+            one.double(), other.double(), rtol=0, atol=tolerance * float(other.detach().abs().max())
+        )
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
