@@ -17,8 +17,18 @@ pytest.importorskip("onnxruntime")
 
 pytestmark = [pytest.mark.torch, pytest.mark.onnx]
 
-CHAIN = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3", "kimi_linear", "qwen3_next")
-STRAIGHT = ("llama_full", "phi3", "qwen3_moe", "gpt_neox", "gpt_oss")
+CHAIN = (
+    "llama",
+    "gemma3_text",
+    "gpt_oss",
+    "deepseek_v3",
+    "kimi_linear",
+    "qwen3_next",
+    "mamba2",
+    "granitemoehybrid",
+    "nemotron_h",
+)
+STRAIGHT = ("llama_full", "phi3", "qwen3_moe", "gpt_neox", "gpt_oss", "nemotron_h")
 NEW = 20
 
 
