@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -94,8 +95,11 @@ def to_archc(
 
 def _move(part: Part, found: Checked, stored: Stored, writer: Writer) -> None:
     name = found.match.names[part.theirs]
-    if part.is_whole:
-        writer.copy(part.ours[0], stored.homes[name], slice_at=part.expert)
+    if part.spans is not None:
+        home = stored.homes[name]
+        for span in part.spans:
+            place = span.at * math.prod(writer.slots[span.name].shape[1:])
+            writer.copy(span.name, home, count=span.count, from_element=span.start, to_element=place)
         return
     if part.by_slices is not None:
         # Experts that are one tensor there need not be in memory together.
@@ -165,8 +169,11 @@ def to_hf(source: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, progress: 
 
 
 def _move_back(name: str, part: Part, stored: Stored, writer: Writer) -> None:
-    if part.is_whole:
-        writer.copy(name, stored.homes[part.ours[0]], slice_of=part.expert)
+    if part.spans is not None:
+        for span in part.spans:
+            home = stored.homes[span.name]
+            place = span.at * math.prod(home.shape[1:])
+            writer.copy(name, home, count=span.count, from_element=place, to_element=span.start)
         return
     if part.by_slices is not None:
         layout, _ = part.by_slices

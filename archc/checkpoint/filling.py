@@ -35,17 +35,21 @@ class Piece:
     name: str
     at: Place
     dtype: str
+    shape: tuple[int, ...]
     stored: Stored
     theirs: str
+    start: int = 0
+    """The first of its elements in the tensor, where its bytes lie together there."""
     array: Array | None = None
+    """The numbers, where they don't."""
 
     def read(self) -> Array:
         """The numbers."""
-        return self.stored.read(self.theirs) if self.array is None else self.array
+        return self.stored.part(self.theirs, self.start, self.shape) if self.array is None else self.array
 
     def read_into(self, target: memoryview) -> None:
-        """The bytes of a tensor that was not taken apart, straight to where they belong."""
-        self.stored.read_into(self.theirs, target)
+        """Bytes that lie together, straight to where they belong."""
+        self.stored.read_into(self.theirs, self.start, target)
 
 
 class Foreign:
@@ -66,23 +70,22 @@ class Foreign:
         for part in self._found.plan.parts:
             theirs = self._found.match.names[part.theirs]
             dtype = self._stored.dtypes[theirs]
-            if part.is_whole:
-                yield Piece(part.ours[0], part.expert, dtype, self._stored, theirs)
+            if part.spans is not None:
+                for ours, at, shape, span in zip(part.ours, _where(part), part.shapes, part.spans, strict=True):
+                    yield Piece(ours, at, dtype, shape, self._stored, theirs, span.start)
                 continue
             for where, arrays in self._taken_apart(part, theirs):
                 for ours, at, array in zip(part.ours, where, arrays, strict=True):
-                    yield Piece(ours, at, dtype, self._stored, theirs, array)
+                    yield Piece(ours, at, dtype, array.shape, self._stored, theirs, array=array)
 
     def _taken_apart(self, part: Part, theirs: str) -> Iterator[tuple[list[Place], list[Array]]]:
         """(where in each weight, the numbers) of a tensor, or of one slice of it after the other."""
-        count = len(part.ours)
         if part.by_slices is not None:
             layout, shapes = part.by_slices
             for at in range(part.shapes[0][0]):
-                yield [at] * count, to_ours(layout, self._stored.slice(theirs, at), shapes)
+                yield [at] * len(part.ours), to_ours(layout, self._stored.slice(theirs, at), shapes)
             return
-        where: list[Place] = [part.expert] * count if part.rows is None else [slice(*rows) for rows in part.rows]
-        yield where, to_ours(part.layout, self._stored.read(theirs), part.shapes)
+        yield _where(part), to_ours(part.layout, self._stored.read(theirs), part.shapes)
 
     def read(self, name: str) -> Array:
         """The weight in the dtype that it is stored in."""
@@ -96,10 +99,19 @@ class Foreign:
         return whole
 
     def _one(self, part: Part, position: int) -> Array:
+        if part.spans is not None:
+            return self._stored.part(
+                self._found.match.names[part.theirs], part.spans[position].start, part.shapes[position]
+            )
         if self._last is None or self._last[0] != part.theirs:
             # Of a fused tensor, the other parts are asked for next.
             self._last = part.theirs, self._stored.read(self._found.match.names[part.theirs])
         return to_ours(part.layout, self._last[1], part.shapes)[position]
+
+
+def _where(part: Part) -> list[Place]:
+    """Where in each weight the numbers of a part belong."""
+    return [part.expert] * len(part.ours) if part.rows is None else [slice(*rows) for rows in part.rows]
 
 
 @contextmanager

@@ -7,12 +7,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import accumulate
+from math import prod
 
 from archc.checkpoint.layouts import shape_there
 from archc.checkpoint.rules import SAME, Dropped, Layout, LeftOut, Naming, Rule, canonical, renamed
 
 Shape = tuple[int, ...]
 _LAYER, _EXPERT = "{i}", "{e}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``count`` elements of a tensor from ``start`` on, which are those of a weight from index ``at`` of its first dimension."""
+
+    name: str
+    at: int
+    start: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +46,17 @@ class Part:
         return shape_there(self.layout, self.shapes)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether its bytes are those of one weight, or of one expert's."""
-        return self.layout == SAME and len(self.ours) == 1 and self.rows is None
+    def spans(self) -> tuple[Span, ...] | None:
+        """What of each weight lies where in the tensor, where only bytes have to move; else None."""
+        if self.layout != SAME:
+            return None
+        starts = [self.expert or 0] * len(self.ours) if self.rows is None else [first for first, _ in self.rows]
+        counts = [prod(shape) for shape in self.shapes]
+        ends = accumulate(counts)
+        return tuple(
+            Span(name, at, end - count, count)
+            for name, at, end, count in zip(self.ours, starts, ends, counts, strict=True)
+        )
 
     @property
     def by_slices(self) -> tuple[Layout, tuple[Shape, ...]] | None:

@@ -69,10 +69,15 @@ class Stored:
         """One slice of a tensor's first dimension."""
         return self.rows(name, at, at + 1)[0]
 
-    def read_into(self, name: str, target: memoryview) -> None:
-        """The bytes of a tensor, to memory that has just as many."""
+    def part(self, name: str, start: int, shape: Shape) -> Array:
+        """Elements of a tensor from ``start`` on, as an array of another shape."""
         home = self.homes[name]
-        _fill(home.handle, home.offset_bytes, target)
+        return _read(home, home.offset_bytes + start * DTYPES[home.dtype].itemsize, shape)
+
+    def read_into(self, name: str, start: int, target: memoryview) -> None:
+        """The bytes of a tensor from element ``start`` on, as many as the memory has."""
+        home = self.homes[name]
+        _fill(home.handle, home.offset_bytes + start * DTYPES[home.dtype].itemsize, target)
 
     def rows(self, name: str, start: int, stop: int) -> Array:
         """Slices ``start`` to ``stop`` of a tensor's first dimension."""

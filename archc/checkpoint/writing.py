@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import struct
@@ -94,18 +95,18 @@ class Writer:
         offset = slot.offset_bytes + (slice_at or row_at or 0) * row
         _write(self._handles[slot.file], data.reshape(-1).view(np.uint8).data, offset)
 
-    def copy(self, name: str, home: Home, *, slice_at: int | None = None, slice_of: int | None = None) -> None:
-        """The bytes of a stored tensor, or of its slice ``slice_of``, without looking at them.
-
-        They become the tensor ``name``, or its slice ``slice_at``.
-        """
+    def copy(
+        self, name: str, home: Home, *, count: int | None = None, from_element: int = 0, to_element: int = 0
+    ) -> None:
+        """Bytes of a stored tensor, ``count`` elements or all, without looking at them."""
         slot = self.slots[name]
-        shape = home.shape if slice_of is None else home.shape[1:]
-        length = size_bytes(home.dtype, shape)
-        expected = slot.shape if slice_at is None else slot.shape[1:]
-        assert length == size_bytes(slot.dtype, expected), f"{name}: {home.dtype} {shape}"
-        source = home.offset_bytes + (slice_of or 0) * length
-        _copy(home.handle, source, self._handles[slot.file], slot.offset_bytes + (slice_at or 0) * length, length)
+        width = DTYPES[home.dtype].itemsize
+        wanted = math.prod(home.shape) if count is None else count
+        room = math.prod(slot.shape) - to_element
+        assert home.dtype == slot.dtype, f"{name}: {home.dtype}"
+        assert wanted <= min(room, math.prod(home.shape) - from_element), f"{name}: {wanted} elements"
+        source, target = home.offset_bytes + from_element * width, slot.offset_bytes + to_element * width
+        _copy(home.handle, source, self._handles[slot.file], target, wanted * width)
 
     def close(self) -> None:
         """Close every file."""
