@@ -212,11 +212,15 @@ class _Parser:
         return PatternError(f"can't be read as a pattern (found {word})", word=word)
 
 
+_MOST_FOLDED, _WIDEST_FOLD = 128, 6
+
+
 def pattern_of(names: Sequence[str]) -> str:
     """The shortest pattern found for a list of names: it expands back to the list."""
     if len(set(names)) == 1:
         return names[0]
-    best = written(runs(names))
+    closed = _folded if len(names) <= _MOST_FOLDED else runs
+    best = written(closed(names))
     # Beyond this a search would take long, and nobody reads the result.
     if len(names) > 512:
         return best
@@ -229,11 +233,33 @@ def pattern_of(names: Sequence[str]) -> str:
             if times < 2:
                 continue
             tail = head + times * period
-            open_item = Item(runs(names[head : head + period]) if period > 1 else names[head], None)
-            text = written((*runs(names[:head]), open_item, *runs(names[tail:])))
+            open_item = Item(closed(names[head : head + period]) if period > 1 else names[head], None)
+            text = written((*closed(names[:head]), open_item, *closed(names[tail:])))
             if len(text) < len(best):
                 best = text
     return best
+
+
+def _folded(names: Sequence[str]) -> Items:
+    """Like ``runs``, with stretches that repeat at once, as half-layers do, written once: ``(mamba mlp)*4``."""
+    items = runs(names)
+    found: list[Item] = []
+    at = 0
+    while at < len(items):
+        best, saved, used = items[at], 0, 1
+        for width in range(2, min((len(items) - at) // 2, _WIDEST_FOLD) + 1):
+            unit = items[at : at + width]
+            times = 1
+            while items[at + times * width : at + (times + 1) * width] == unit:
+                times += 1
+            if times > 1:
+                item = Item(unit, times)
+                gain = len(written(unit * times)) - len(str(item))
+                if gain > saved:
+                    best, saved, used = item, gain, times * width
+        found.append(best)
+        at += used
+    return tuple(found)
 
 
 def runs(names: Sequence[str]) -> Items:

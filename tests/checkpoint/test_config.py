@@ -105,6 +105,9 @@ def test_a_default_of_the_class_is_used_and_said():
     assert "eps: 0.5" in changed.text
 
 
+_HALF_LAYERS = "(m f)*3 m (a (f m)*5)* f"
+
+
 def names() -> st.SearchStrategy[list[str]]:
     """Lists as schedules are: few names, stretches that repeat, a head or a tail of their own."""
     name = st.sampled_from(["full", "sliding", "kda", "a"])
@@ -130,6 +133,8 @@ def test_the_shortest_pattern_says_the_same_layers_and_no_more_words_than_needed
         (["dense"] * 3 + ["moe"] * 58, "dense*3 moe*"),
         ((["sliding"] * 5 + ["full"]) * 5 + ["sliding"] * 4, "(sliding*5 full)* sliding*4"),
         (["a", "b"], "a b"),
+        (["m", "f"] * 3 + ["m", "a", "f"] + (["m", "f"] * 4 + ["m", "a", "f"]) * 3 + ["m", "f"] * 5, _HALF_LAYERS),
+        (["mamba", "mlp"] * 3 + ["attn", "mlp"], "(mamba mlp)* attn mlp"),
     ],
 )
 def test_schedules_of_published_models_are_short(layers: list[str], pattern: str):
