@@ -82,12 +82,12 @@ def load(source: Path, spec: object, size_bytes: int, rounds: int) -> None:
 
 
 def report(seconds: dict[str, list[float]], size_bytes: int, *, against: str) -> None:
-    base = statistics.median(seconds[against])
+    base, best = statistics.median(seconds[against]), min(seconds[against])
     for name, found in seconds.items():
         middle = statistics.median(found)
         print(
-            f"  {name:15} {middle:7.3f} s ({min(found):.3f} to {max(found):.3f})  {size_bytes / middle / 1e9:6.2f} GB/s"
-            f"  {base / middle:5.2f} of the speed of {against}"
+            f"  {name:12} {middle:7.3f} s ({min(found):.3f} to {max(found):.3f})  {size_bytes / middle / 1e9:6.2f} GB/s"
+            f"  {base / middle:5.2f} of the speed of {against}, best rounds {best / min(found):5.2f}"
         )
 
 
