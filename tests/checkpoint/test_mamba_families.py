@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file  # noqa: E402
 from archc.checkpoint.convert import to_archc, to_hf  # noqa: E402
 from archc.checkpoint.importing import import_config, import_data  # noqa: E402
 from archc.errors import ArchcError  # noqa: E402
+from archc.estimation.estimate import estimate  # noqa: E402
 from archc.graph.lockfile import to_text  # noqa: E402
 from tests.parity.mamba import GRANITEMOEHYBRID, GRANITEMOEHYBRID_DENSE, MAMBA2, NEMOTRON_H  # noqa: E402
 
@@ -178,3 +179,21 @@ def test_nemotrons_weights_out_of_another_layout(
         here, there = (load_file(place / "model.safetensors") for place in (one, two))
         assert {key: x.shape for key, x in here.items()} == {key: x.shape for key, x in there.items()}
         assert all(x.tobytes() == there[key].tobytes() for key, x in here.items())
+
+
+def test_fifty_two_half_layers_at_full_size_have_as_many_parameters_as_transformers_builds() -> None:
+    transformers = pytest.importorskip("transformers")
+    # Widths and layers of Nemotron-H 8B, in the older spelling.
+    data = {
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        "num_hidden_layers": 52,
+        "attention_head_dim": 128,
+        "max_position_embeddings": 8192,
+        "time_step_rank": 256,
+    }
+    imported = import_data(data, name="half-layers")
+    assert "layers: (mamba mlp)*3 mamba (attn (mlp mamba)*5)* mlp\n" in imported.text
+    with torch.device("meta"):
+        model = transformers.NemotronHForCausalLM(transformers.NemotronHConfig(**data))
+    assert estimate(imported.graph).parameters.total == sum(weight.numel() for weight in model.parameters())
