@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 """Called with the tokens that are in the cache and those of all prompts."""
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     model: nn.Module,
     prompts: Prompt | Sequence[Prompt],

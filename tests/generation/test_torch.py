@@ -168,6 +168,19 @@ def test_the_room_that_is_left_is_the_default(padded: Any) -> None:
     assert len(archc.generate(padded, [[1] * 60]).ids[0]) == 4
 
 
+@pytest.mark.parametrize("position", ["{kind: rope, theta: 12345.0}", "alibi"])
+def test_a_model_that_wrote_can_be_trained(position: str) -> None:
+    spec = archc.loads_spec(PADDED.replace("{kind: rope, theta: 10000.0}", position))
+    models = [archc.build(spec, device="cpu", seed=0) for _ in range(2)]
+    # Numbers that are kept from call to call are made first in the one that writes.
+    archc.generate(models[0], [[1, 2, 3], [4]], max_new_tokens=4)
+    for model in models:
+        model(torch.tensor([[1, 2, 3, 4]])).square().mean().backward()
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    assert all(not parameter.is_inference() for parameter in models[0].parameters())
+
+
 def test_a_compiled_model_writes_the_same(padded: Any) -> None:
     # The tracer's part of torch.compile, without its compiler.
     compiled = torch.compile(padded, backend="eager")

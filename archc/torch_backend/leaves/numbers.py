@@ -17,4 +17,6 @@ def numbers(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _kept(values: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device)
+    # What is kept is for calls of every kind, and a tensor made in inference mode can't be saved for a backward.
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device)
