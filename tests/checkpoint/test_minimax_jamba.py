@@ -150,7 +150,7 @@ def test_a_factor_that_all_branches_share_is_said_once():
     [
         ("postnorm", False, "a stream that is not normed"),
         ("shared_intermediate_size", 48, "a shared expert"),
-        ("hidden_act", "gelu", "is not the activation of experts"),
+        ("hidden_act", "gelu", "is not silu"),
         ("layer_types", ["full_attention"] * 3, "for each of 4 layers"),
         ("layer_types", ["full_attention"] * 3 + ["sliding_attention"], "for each of 4 layers"),
         ("use_lightning", True, "is not known to this family"),
