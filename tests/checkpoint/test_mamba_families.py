@@ -100,6 +100,7 @@ OTHER = {
     "a lowest step alone": (MAMBA, {"time_step_limit": [0.01, {"__float__": "Infinity"}]}),
     "a limit of Granite's": (GRANITE, {"time_step_limit": [0.01, 0.1]}),
     "biases of Nemotron's mixers": (NEMOTRON, {"use_bias": False}),
+    "a floor of steps above the usual": (NEMOTRON, {"time_step_min": 0.01}),
     "experts in a narrower width": (NEMOTRON, {"moe_latent_size": 32}),
     "no rotation": (ROTATED, {"position_embedding_type": None}),
     "a rotation": (GRANITE, {"position_embedding_type": "rope"}),

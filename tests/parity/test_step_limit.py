@@ -12,16 +12,23 @@ pytest.importorskip("transformers")
 import archc  # noqa: E402
 from archc.checkpoint.convert import to_archc  # noqa: E402
 from archc.checkpoint.importing import import_config  # noqa: E402
-from tests.parity.mamba import GRANITEMOEHYBRID, MAMBA2  # noqa: E402
+from tests.parity.mamba import GRANITEMOEHYBRID, MAMBA2, NEMOTRON_H  # noqa: E402
 from tests.parity.oracle import Oracle  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("family", [MAMBA2, GRANITEMOEHYBRID], ids=lambda family: family.name)
-@pytest.mark.parametrize("limit", [(0.05, 0.3), (0.2, float("inf"))], ids=str)
+LIMITS = {
+    "mamba2": (MAMBA2, {"time_step_limit": (0.05, 0.3)}),
+    "mamba2, a lowest step": (MAMBA2, {"time_step_limit": (0.2, float("inf"))}),
+    "granitemoehybrid": (GRANITEMOEHYBRID, {"time_step_limit": (0.05, 0.3)}),
+    "nemotron_h, a lowest step": (NEMOTRON_H, {"time_step_min": 0.2, "time_step_max": 0.3}),
+}
+
+
+@pytest.mark.parametrize(("family", "limit"), LIMITS.values(), ids=LIMITS)
 def test_prefill_and_decode_have_the_same_limit(family, limit, tmp_path):
-    oracle = Oracle(replace(family, config={**family.config, "time_step_limit": limit}))
+    oracle = Oracle(replace(family, config={**family.config, **limit}))
     pieces = (16, 8, *[1] * 8)
     theirs = oracle.in_pieces(pieces)
     assert float((theirs[:, :16] - oracle.logits[:, :16]).abs().max()) < family.tolerance

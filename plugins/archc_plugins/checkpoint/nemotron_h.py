@@ -11,7 +11,13 @@ from archc.checkpoint.family import Checkpoint
 from archc.checkpoint.rules import LeftOut, Naming, Rule, both, rule
 from archc.graph.graph import Graph
 from archc.spec.patterns import pattern_of
-from archc_plugins.checkpoint.mamba2 import OF_FIRST_VALUES, PRECISION, mamba_rules, without_switches
+from archc_plugins.checkpoint.mamba2 import (
+    NO_STEP_IS_LONGER,
+    OF_FIRST_VALUES,
+    PRECISION,
+    mamba_rules,
+    without_switches,
+)
 from archc_plugins.checkpoint.mixtures import grouped_router
 
 _MIXER, _FFN = "backbone.layers.{i}.mixer", "layers.{i}.ffn"
@@ -24,6 +30,8 @@ _NAMES = {
     "mlp": "mlp",
     "moe": "moe",
 }
+_USUAL_FLOOR = 0.001
+"""The class's floor of steps, which its prefill has and its decode lacks: too low to show, and not written into specs."""
 _UP_DOWN = ("up_proj", "down_proj")
 
 
@@ -50,6 +58,7 @@ class NemotronH(Checkpoint):
         "conv_kernel": 4,
         "use_conv_bias": True,
         "use_bias": False,
+        "time_step_min": 0.001,
         "n_routed_experts": 8,
         "moe_intermediate_size": 7688,
         "moe_shared_expert_intermediate_size": 7688,
@@ -107,6 +116,7 @@ class NemotronH(Checkpoint):
     def mamba(self, config: Config) -> dict[str, Any]:
         """The Mamba-2."""
         config.expect("mamba_hidden_act", "silu", why="is not the activation that archc has here, silu")
+        floor = float(config.take("mamba_dt_min", "time_step_min"))
         return without_switches(
             {
                 "kind": "mamba2",
@@ -115,6 +125,7 @@ class NemotronH(Checkpoint):
                 "state_size": config.take("ssm_state_size"),
                 "n_groups": config.take("mamba_n_groups", "n_groups"),
                 "conv_kernel": config.take("mamba_d_conv", "conv_kernel"),
+                **({"time_step_limit": [floor, NO_STEP_IS_LONGER]} if floor > _USUAL_FLOOR else {}),
                 "bias": bool(config.take("use_bias")),
                 "conv_bias": bool(config.take("mamba_conv_bias", "use_conv_bias")),
             }
@@ -161,7 +172,7 @@ class NemotronH(Checkpoint):
         """Keys of a kind of layer that the model has not."""
         keys = {
             "mamba": "mamba_num_heads mamba_head_dim ssm_state_size mamba_n_groups n_groups mamba_d_conv conv_kernel "
-            "use_bias mamba_conv_bias use_conv_bias mamba_hidden_act",
+            "use_bias mamba_conv_bias use_conv_bias mamba_hidden_act time_step_min mamba_dt_min",
             "attn": "num_attention_heads num_key_value_heads head_dim attention_head_dim",
             "mlp": "intermediate_size",
             "moe": "n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size moe_latent_size "
@@ -184,9 +195,6 @@ class NemotronH(Checkpoint):
             "time_step_limit",
             "mamba_dt_limit",
             why="transformers' class does not read it",
-        )
-        config.ignore(
-            "time_step_min", "mamba_dt_min", why="of first values; transformers' prefill alone floors steps by it"
         )
         config.ignore(
             "time_step_rank",
