@@ -168,9 +168,16 @@ def test_the_room_that_is_left_is_the_default(padded: Any) -> None:
     assert len(archc.generate(padded, [[1] * 60]).ids[0]) == 4
 
 
-@pytest.mark.parametrize("position", ["{kind: rope, theta: 12345.0}", "alibi"])
-def test_a_model_that_wrote_can_be_trained(position: str) -> None:
-    spec = archc.loads_spec(PADDED.replace("{kind: rope, theta: 10000.0}", position))
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("theta: 10000.0", "theta: 12345.0"),
+        ("{kind: rope, theta: 10000.0}", "alibi"),
+        ("{kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}", "{kind: lightning, num_heads: 3, head_dim: 8}"),
+    ],
+)
+def test_a_model_that_wrote_can_be_trained(old: str, new: str) -> None:
+    spec = archc.loads_spec(PADDED.replace(old, new))
     models = [archc.build(spec, device="cpu", seed=0) for _ in range(2)]
     # Numbers that are kept from call to call are made first in the one that writes.
     archc.generate(models[0], [[1, 2, 3], [4]], max_new_tokens=4)
