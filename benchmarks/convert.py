@@ -1,4 +1,4 @@
-"""Time of archc convert beside cp, and of archc.load_weights beside reading the file.
+"""Time of archc convert beside cp, and of loading beside reading the file and beside transformers.
 
 python benchmarks/convert.py [--gigabytes 2] [--rounds 3] [--folder PLACE] [--load]
 
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from archc.checkpoint.convert import to_archc
 from archc.checkpoint.importing import import_config
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to be measured")
     parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--load", action="store_true", help="into torch too")
+    parser.add_argument("--load", action="store_true", help="into torch too, beside transformers")
     options = parser.parse_args()
     for family in ("llama", "phi3"):
         with tempfile.TemporaryDirectory(dir=options.folder) as place:
@@ -63,22 +64,46 @@ def measure(family: str, place: Path, options: argparse.Namespace) -> None:
     print(f"\n{family}: {size_bytes / 1e9:.2f} GB, {'cold' if options.cold else 'warm'}, {options.rounds} rounds")
     report(seconds, size_bytes, against="cp")
     if options.load:
-        load(source, imported.spec, size_bytes, options.rounds)
+        load(source, size_bytes, options.rounds)
 
 
-def load(source: Path, spec: object, size_bytes: int, rounds: int) -> None:
+def load(source: Path, size_bytes: int, rounds: int) -> None:
+    """Into a model that is there, and from the folder to a model whose every page is in memory, beside transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
     import archc
 
-    model = archc.build(spec, device="cpu", dtype="bfloat16")
-    seconds: dict[str, list[float]] = {"read": [], "load_weights": []}
+    disable_progress_bar()
+    model = archc.build(import_folder(source).spec, device="cpu", dtype="bfloat16")
+
+    def ours() -> torch.nn.Module:
+        built = archc.build(import_folder(source).spec, device="cpu", dtype="bfloat16")
+        return archc.load_weights(built, source)
+
+    ways: dict[str, Callable[[], object]] = {
+        "read": lambda: prepare(source, cold=False),
+        "load_weights": lambda: archc.load_weights(model, source),
+        "from_pretrained": lambda: touched(AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)),
+        "archc": lambda: touched(ours()),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for way in ways.values():
+        way()
     for _ in range(rounds):
-        start = time.perf_counter()
-        prepare(source, cold=False)
-        seconds["read"].append(time.perf_counter() - start)
-        start = time.perf_counter()
-        archc.load_weights(model, source)
-        seconds["load_weights"].append(time.perf_counter() - start)
-    report(seconds, size_bytes, against="read")
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - start)
+    report({name: seconds[name] for name in ("read", "load_weights")}, size_bytes, against="read")
+    report({name: seconds[name] for name in ("from_pretrained", "archc")}, size_bytes, against="from_pretrained")
+
+
+def touched(model: Any) -> None:
+    """Look at every page of the weights: a mapped file is not loaded before that."""
+    for tensor in model.parameters():
+        tensor.detach().view(-1)[::1024].sum()
 
 
 def report(seconds: dict[str, list[float]], size_bytes: int, *, against: str) -> None:
@@ -86,7 +111,7 @@ def report(seconds: dict[str, list[float]], size_bytes: int, *, against: str) ->
     for name, found in seconds.items():
         middle = statistics.median(found)
         print(
-            f"  {name:12} {middle:7.3f} s ({min(found):.3f} to {max(found):.3f})  {size_bytes / middle / 1e9:6.2f} GB/s"
+            f"  {name:15} {middle:7.3f} s ({min(found):.3f} to {max(found):.3f})  {size_bytes / middle / 1e9:6.2f} GB/s"
             f"  {base / middle:5.2f} of the speed of {against}, best rounds {best / min(found):5.2f}"
         )
 
