@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,22 @@ def install(source: Path, site: Path, scratch: Path) -> None:
     """Install a project as its author would, without a network; where pip can't build, as pip would have laid it out."""
     copy = scratch / source.name
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    if find_spec("pip") is not None and find_spec("hatchling") is not None:
+    if is_installed("pip") and is_installed("hatchling"):
         offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
         command = [sys.executable, "-m", "pip", "install", "--quiet", *offline, "--target", str(site), str(copy)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     else:
         lay_out(copy, site)
+
+
+def is_installed(package: str) -> bool:
+    """Whether a distribution is there. Its modules are not looked for: finding pip makes setuptools warn of distutils."""
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def lay_out(copy: Path, site: Path) -> None:
