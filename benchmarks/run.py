@@ -21,6 +21,10 @@ SCRIPTS = [
     ("torch_models.py", [], ["--lengths", "512", "--rounds", "2"]),
     ("export_peers.py", ["--measure-v3", "--measure-dynamo", "4"], ["--rounds", "1"]),
     ("ort_engines.py", [], ["--rounds", "2", "--threads", "2", "--lengths", "512"]),
+    ("decode_apart.py", [], ["--turns", "1"]),
+    ("full_width.py", [], []),
+    ("generate.py", [], ["--lengths", "128", "--rounds", "2", "--new-tokens", "17"]),
+    ("convert.py", ["--load"], []),
 ]
 
 
