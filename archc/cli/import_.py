@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from archc.cli.options import Command, json_option, print_json
+from archc.cli.options import Command, json_option, print_json, require_extra
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +52,7 @@ def _import(source: Path, name: str | None) -> Imported:
 
     if source.is_dir() and has_tensors(source):
         # What the tensors say of the head needs numpy, which a configuration alone does not.
+        require_extra("torch", ("numpy", "safetensors", "ml_dtypes"), "archc import of a folder with weights")
         from archc.checkpoint.opening import import_folder
 
         return import_folder(source, name=name)

@@ -11,15 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+np = pytest.importorskip("numpy")
+pytest.importorskip("ml_dtypes")
 pytest.importorskip("safetensors")
 
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save_file  # noqa: E402
 
-from archc.checkpoint.importing import import_config
-from archc.checkpoint.opening import Model
+from archc.checkpoint.importing import import_config  # noqa: E402
+from archc.checkpoint.opening import Model  # noqa: E402
 
 Invoke = Callable[..., Any]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

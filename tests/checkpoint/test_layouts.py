@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from archc.checkpoint.layouts import shape_there, to_ours, to_theirs
-from archc.checkpoint.rules import ALTERNATE, SAME, TRANSPOSED, Layout, both, rule
+np = pytest.importorskip("numpy")
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from archc.checkpoint.layouts import shape_there, to_ours, to_theirs  # noqa: E402
+from archc.checkpoint.rules import ALTERNATE, SAME, TRANSPOSED, Layout, both, rule  # noqa: E402
 
 Shapes = list[tuple[int, ...]]
 

@@ -9,17 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+
+np = pytest.importorskip("numpy")
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save_file  # noqa: E402
 
-from archc.checkpoint.convert import to_archc, to_hf
-from archc.checkpoint.opening import import_folder
-from archc.errors import ArchcError
+from archc.checkpoint.convert import to_archc, to_hf  # noqa: E402
+from archc.checkpoint.opening import import_folder  # noqa: E402
+from archc.errors import ArchcError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

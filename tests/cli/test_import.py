@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def checkpoint(folder: Path) -> Path:
     np = pytest.importorskip("numpy")
+    pytest.importorskip("ml_dtypes")
     save_file = pytest.importorskip("safetensors.numpy").save_file
     from archc.checkpoint.importing import import_config
     from archc.checkpoint.opening import Model
