@@ -98,3 +98,23 @@ def test_every_key_is_accounted_for(name: str):
     accounts = {account.key: account for account in imported(name).accounts}
     assert set(data) <= set(accounts)
     assert all(account.note for account in accounts.values() if account.verdict != "used")
+
+
+STRANGE: tuple[Any, ...] = (None, "x", -1, 0, 1e300, [], {}, True, 10**9, [1], {"a": 1}, 0.5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_values_that_make_no_sense_give_a_spec_or_an_error_and_no_crash(name: str):
+    data = json.loads(CONFIGS[name].read_text("utf-8"))
+    inside = [(key, inner) for key, value in data.items() if isinstance(value, dict) for inner in value]
+    refused = 0
+    places = [*((key, None) for key in data if key != "model_type"), *inside]
+    for number, (key, inner) in enumerate(places):
+        # Every place meets three of them, every one of them many places.
+        for value in (STRANGE[(number + step) % len(STRANGE)] for step in (0, 4, 7)):
+            changed = {**data, key: value if inner is None else {**data[key], inner: value}}
+            try:
+                import_data(changed, name="x")
+            except ArchcError:
+                refused += 1
+    assert refused > len(places)
