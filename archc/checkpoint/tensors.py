@@ -117,7 +117,7 @@ def opened(path: Path) -> Iterator[Stored]:
     files: dict[str, Path] = {}
     with ExitStack() as stack:
         for file in files_of(path):
-            header, begin = _header(file)
+            header, begin = header_of(file)
             twice = [name for name in header if name in homes]
             if twice:
                 more = f" and {len(twice) - 1} more" if len(twice) > 1 else ""
@@ -131,8 +131,12 @@ def opened(path: Path) -> Iterator[Stored]:
         yield Stored(path, homes)
 
 
-def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """(entry of every tensor, first byte of the data) of a file that safetensors itself finds sound."""
+def header_of(file: Path) -> tuple[dict[str, Any], int]:
+    """(entry of every tensor, first byte of the data) of a file that safetensors itself finds sound.
+
+    Raises:
+        ArchcError: it does not.
+    """
     try:
         # The library checks header, sizes and overlaps, and bounds the header's length.
         with safe_open(str(file), framework="numpy"):
@@ -164,7 +168,7 @@ def files_of(path: Path) -> list[Path]:
         names = sorted(set(table.values()))
         outside = [name for name in names if not is_plain(name)]
         if outside:
-            raise ArchcError(f"{index} names files outside its folder: {', '.join(map(repr, outside))}")
+            raise ArchcError(f"{index} names files outside its folder, which are not read: {', '.join(outside)}")
         strange = [name for name in names if not name.endswith(".safetensors")]
         if strange:
             raise ArchcError(f"{index}: {_not_safetensors(strange[0])}")

@@ -51,8 +51,8 @@ class Attention(Op):
     ``window`` W: a token sees itself and the W - 1 before it, and the cache is a ring of W rows. ``sink_tokens`` n, with
     a window only: the first n tokens stay visible, in n rows before the ring. ``chunk`` C: a token sees its own chunk of
     C, the ring has C rows. ``sinks``: one learned logit a head joins the softmax; a full cache then reserves one row,
-    which the export uses for the sink. ``slopes``: the score of a key falls by its head's slope a token of distance,
-    after the scale and the soft cap (ALiBi).
+    where a form of attention may hold the sink as a key. ``slopes``: the score of a key falls by its head's slope a token
+    of distance, after the scale and the soft cap (ALiBi).
     """
 
     op_name = "attention"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,12 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from archc.checkpoint.filling import Piece, foreign, is_foreign
+from archc.checkpoint.tensors import files_of
 from archc.errors import ArchcError
 from archc.torch_backend.build import graph_of
 
 Progress = Callable[[str, int, int], None]
-INDEX = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 64 << 20
 _INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}
 _DTYPES = {
     "F64": torch.float64,
@@ -130,30 +128,10 @@ def _put(piece: Piece, target: Tensor) -> None:
 
 def _open(path: Path, stack: ExitStack) -> Iterator[tuple[str, Any]]:
     """(tensor name, open file that holds it)."""
-    for file in _files(path):
+    for file in files_of(path):
         try:
             handle: Any = stack.enter_context(safe_open(str(file), framework="pt"))
         except (OSError, SafetensorError) as error:
             raise ArchcError(f"{file} can't be read as safetensors: {error}") from error
         for name in handle.keys():  # noqa: SIM118 (a handle is no mapping)
             yield name, handle
-
-
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    index = path / INDEX
-    if not index.is_file():
-        return [path / "model.safetensors"]
-    if index.stat().st_size > MAX_INDEX_BYTES:
-        raise ArchcError(f"{index} is larger than {MAX_INDEX_BYTES} bytes")
-    try:
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        if not all(isinstance(shard, str) for shard in shards):
-            raise TypeError("shards are named by texts")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ArchcError(f"{index} is no safetensors index: {error!r}") from error
-    bad = [shard for shard in shards if not shard or shard == ".." or Path(shard).name != shard]
-    if bad:
-        raise ArchcError(f"{index} names files outside its folder: {bad}")
-    return [path / shard for shard in shards]

@@ -167,7 +167,7 @@ def test_a_damaged_file_is_refused(place: Path, original: Path, damage: Callable
 
 
 @pytest.mark.parametrize(
-    "name", ["../secret.safetensors", "/etc/passwd", "a/../../b", "..\\secret", "C:\\secret", "", "a\0b", 7, None]
+    "name", ["../secret.safetensors", "/etc/passwd", "a/../../b", "..\\secret", "C:\\secret", "", "a\0b"]
 )
 def test_an_index_reads_nothing_outside_its_folder(place: Path, original: Path, name: Any) -> None:
     index = place / "w" / "model.safetensors.index.json"
@@ -176,11 +176,26 @@ def test_an_index_reads_nothing_outside_its_folder(place: Path, original: Path, 
     assert message == f"archc: {index} names files outside its folder, which are not read: {name}\n"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}', "[" * 100000])
-def test_an_index_that_is_none_is_refused(place: Path, original: Path, text: str) -> None:
+NO_MAP = "is no index of safetensors files: weight_map should map names to files\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no JSON: "),
+        ("[]", "should hold a mapping (found list)\n"),
+        ("{}", NO_MAP),
+        ('{"weight_map": 3}', NO_MAP),
+        ('{"weight_map": ["a"]}', NO_MAP),
+        ('{"weight_map": {"a": 7}}', NO_MAP),
+        ('{"weight_map": {"a": null}}', NO_MAP),
+        ("[" * 100000, "is no JSON: "),
+    ],
+)
+def test_an_index_that_is_none_is_refused(place: Path, original: Path, text: str, message: str) -> None:
     index = place / "w" / "model.safetensors.index.json"
     index.write_text(text)
-    assert f"archc: {index} is no index of safetensors files: " in refused(place, original, "--weights", place / "w")
+    assert refused(place, original, "--weights", place / "w").startswith(f"archc: {index} {message}")
 
 
 def test_shards_that_are_missing_or_hold_a_weight_twice_are_named(place: Path, original: Path) -> None:
@@ -199,6 +214,11 @@ def test_shards_that_are_missing_or_hold_a_weight_twice_are_named(place: Path, o
 
 def test_a_folder_without_weights_is_refused(place: Path, original: Path) -> None:
     (place / "w" / "model.safetensors").rename(place / "w" / "pytorch_model.bin")
+    assert refused(place, original, "--weights", place / "w") == (
+        f"archc: {place / 'w'}: pytorch_model.bin is no safetensors file. Pickled files can run code and are never opened; "
+        "convert it in a place you trust: transformers' from_pretrained, then save_pretrained(folder, safe_serialization=True)\n"
+    )
+    (place / "w" / "pytorch_model.bin").unlink()
     assert refused(place, original, "--weights", place / "w") == (
         f"archc: {place / 'w'} is neither a safetensors file nor a folder with model.safetensors or its index\n"
     )

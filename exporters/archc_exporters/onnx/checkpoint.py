@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from pathlib import Path
 
-import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
+from archc.checkpoint.tensors import DTYPES, files_of, header_of
 from archc.errors import ArchcError
 from archc.ir.values import Param
 from archc_exporters.onnx.arrays import Array
 from archc_exporters.onnx.listing import listed
-
-_FLOATS: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
-_LENGTH_BYTES = 8
-"""A file begins with the length of its header, which the tensors follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +40,7 @@ class SafetensorsWeights:
     def __init__(self, path: Path, params: dict[str, Param]) -> None:
         self._homes: dict[str, _Home] = {}
         self._maps: dict[Path, mmap.mmap] = {}
-        for file in _files(path):
+        for file in files_of(path):
             homes = _homes(file)
             twice = [name for name in homes if name in self._homes]
             if twice:
@@ -64,8 +52,8 @@ class SafetensorsWeights:
         """The tensor as it is stored, without a copy: its bytes come from the file when they are looked at."""
         home = self._homes[name]
         if home.elements == 0:
-            return np.empty(home.shape, _FLOATS[home.dtype])
-        mapped = np.frombuffer(self._map(home.file), _FLOATS[home.dtype], home.elements, home.offset_bytes)
+            return np.empty(home.shape, DTYPES[home.dtype])
+        mapped = np.frombuffer(self._map(home.file), DTYPES[home.dtype], home.elements, home.offset_bytes)
         return mapped.reshape(home.shape)
 
     def release(self, name: str) -> None:
@@ -74,7 +62,7 @@ class SafetensorsWeights:
         if home.elements == 0 or not hasattr(mmap, "MADV_DONTNEED"):
             return
         first = home.offset_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-        length_bytes = home.offset_bytes - first + home.elements * _FLOATS[home.dtype].itemsize
+        length_bytes = home.offset_bytes - first + home.elements * DTYPES[home.dtype].itemsize
         self._map(home.file).madvise(mmap.MADV_DONTNEED, first, length_bytes)
 
     def _map(self, file: Path) -> mmap.mmap:
@@ -85,59 +73,15 @@ class SafetensorsWeights:
 
 
 def _homes(file: Path) -> dict[str, _Home]:
-    """name -> home of every tensor of a file that safetensors itself finds sound."""
-    try:
-        # The library checks header, sizes and overlaps; it copies what it reads, so the tensors are looked up by their offsets.
-        safe_open(file, framework="numpy")
-        with file.open("rb") as handle:
-            length_bytes = int.from_bytes(handle.read(_LENGTH_BYTES), "little")
-            header: dict[str, Any] = json.loads(handle.read(length_bytes))
-    except (SafetensorError, OSError) as error:
-        raise ArchcError(f"{file} can't be read as safetensors: {error}") from error
-    header.pop("__metadata__", None)
-    other = [f"{name} is {entry['dtype']}" for name, entry in header.items() if entry["dtype"] not in _FLOATS]
+    """name -> home of every tensor of a file; the library copies what it reads, so tensors are looked up by their offsets."""
+    header, begin = header_of(file)
+    other = [f"{name} is {entry['dtype']}" for name, entry in header.items() if entry["dtype"] not in DTYPES]
     if other:
-        raise ArchcError(f"{file}: {listed(other)}; weights should be {', '.join(_FLOATS)}")
-    begin = _LENGTH_BYTES + length_bytes
+        raise ArchcError(f"{file}: {listed(other)}; weights should be {', '.join(DTYPES)}")
     return {
         name: _Home(file, begin + entry["data_offsets"][0], entry["dtype"], tuple(entry["shape"]))
         for name, entry in header.items()
     }
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    index, whole = path / "model.safetensors.index.json", path / "model.safetensors"
-    if index.is_file():
-        names = _indexed(index)
-        missing = [name for name in names if not (path / name).is_file()]
-        if missing:
-            raise ArchcError(f"{index} names files that are not there: {listed(missing)}")
-        return [path / name for name in names]
-    if whole.is_file():
-        return [whole]
-    raise ArchcError(f"{path} is neither a safetensors file nor a folder with model.safetensors or its index")
-
-
-def _indexed(index: Path) -> list[str]:
-    """Names of the files that an index lists, relative to its folder and inside it."""
-    try:
-        names: list[Any] = list(dict.fromkeys(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ArchcError(f"{index} is no index of safetensors files: {error!r}") from error
-    outside = [str(name) for name in names if not _is_inside(name)]
-    if outside:
-        raise ArchcError(f"{index} names files outside its folder, which are not read: {listed(outside)}")
-    return sorted(names)
-
-
-def _is_inside(name: Any) -> bool:
-    # Windows' forms are refused everywhere, so that an index means the same on every system.
-    if not isinstance(name, str) or not name or "\0" in name:
-        return False
-    parts = (*PurePosixPath(name).parts, *PureWindowsPath(name).parts)
-    return not PureWindowsPath(name).anchor and not PurePosixPath(name).anchor and ".." not in parts
 
 
 def _match(path: Path, homes: dict[str, _Home], params: dict[str, Param]) -> None:

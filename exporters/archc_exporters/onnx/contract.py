@@ -13,7 +13,7 @@ from archc._version import __version__
 from archc.graph.graph import CAPACITY_MULTIPLE, Graph
 from archc.spec.emit import emit
 from archc.spec.resolved import Resolved
-from archc_exporters.onnx.context import MS
+from archc_exporters.onnx.limits import takes_batched_chunks
 from archc_exporters.onnx.report import ExportReport
 from archc_exporters.onnx.states import PAST, present_name
 from archc_exporters.onnx.tokenizer_files import TOKENIZER, TokenizerFiles
@@ -68,8 +68,8 @@ def contract(
         "reserved_rows": graph.reserved_rows(),
         "max_model_len": report.max_model_len,
         "vocab_size": graph.vocab_size,
-        "batched_chunks": not _has(model, "GroupQueryAttention"),
-        "ragged_prompts": not _has(model, "GroupQueryAttention", attribute="sliding_window_cache"),
+        "batched_chunks": takes_batched_chunks(model),
+        "ragged_prompts": not _has_rolling_caches(model),
         "target": dict(target),
         "onnxruntime": report.onnxruntime,
         "special_token_ids": tokenizer.special_token_ids if tokenizer else {},
@@ -156,14 +156,10 @@ def _owns(node: ir.Node, graph: Any) -> bool:
     return False
 
 
-def _has(model: ir.Model, op_type: str, *, attribute: str = "") -> bool:
-    """Whether a node of com.microsoft is there, with an attribute that is not 0 where one is named."""
-    for node in model.graph.all_nodes():
-        if node.domain == MS and node.op_type == op_type:
-            found = node.attributes.get(attribute)
-            if not attribute or (found is not None and found.as_int() != 0):
-                return True
-    return False
+def _has_rolling_caches(model: ir.Model) -> bool:
+    """Whether windows are GroupQueryAttention's own, which refuse prompts of different lengths."""
+    attributes = (node.attributes.get("sliding_window_cache") for node in model.graph.all_nodes())
+    return any(found is not None and found.as_int() != 0 for found in attributes)
 
 
 def _is_cache(value: ir.Value) -> bool:

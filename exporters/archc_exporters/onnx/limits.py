@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
 from archc.ops.attention import Attention
 from archc_exporters.onnx.target import FLOAT8, Provider, Target
 
@@ -56,6 +58,11 @@ GROUP_QUERY: dict[tuple[tuple[int, int], Provider], GroupQueryLimits] = {
         rounded_head_max=256,
     ),
 }
+
+
+def takes_batched_chunks(model: ir.Model) -> bool:
+    """Whether a file takes several new tokens over a past at batch > 1: GroupQueryAttention of 1.31 does not."""
+    return all(node.op_type != "GroupQueryAttention" for node in model.graph.all_nodes())
 
 
 def can_turn_inside(turned: int, target: Target) -> bool:

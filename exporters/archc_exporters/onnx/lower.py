@@ -16,6 +16,7 @@ from archc.ir.values import Body, Call, Node, Value
 from archc_exporters.onnx.cache_dtype import check_caches
 from archc_exporters.onnx.context import OPSETS, Lowering, further_inputs
 from archc_exporters.onnx.genai.inputs import lengths
+from archc_exporters.onnx.limits import takes_batched_chunks
 from archc_exporters.onnx.step import last_token, positions
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.tidy import tidy
@@ -77,7 +78,7 @@ def lower_graph(
             "name": graph.name,
             "max_model_len": max_model_len,
             "reserved_rows": graph.reserved_rows(),
-            "batched_chunks": all(node.op_type != "GroupQueryAttention" for node in model.graph.all_nodes()),
+            "batched_chunks": takes_batched_chunks(model),
         }
     )
     return model, ctx

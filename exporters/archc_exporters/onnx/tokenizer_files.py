@@ -9,8 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from archc.errors import ArchcError, MissingExtraError
+from archc.errors import ArchcError
 from archc.families import TOKENIZER_ROLES, Tokenizer
+from archc.generation.text import open_tokenizer
 from archc.spec.nodes import Mark
 from archc.spec.resolved import Resolved
 
@@ -50,11 +51,11 @@ def tokenizer_files(spec: Resolved, given: Path | None = None) -> TokenizerFiles
 
 def _given(kind: Tokenizer, given: Path) -> TokenizerFiles:
     path = given / TOKENIZER if given.is_dir() else given
-    content, made = _read(path)
+    made = open_tokenizer(path)
     last = max(made.get_vocab(with_added_tokens=True).values(), default=-1)
     if last >= kind.ids():
         raise ArchcError(f"{path}: has the id {last}, and the spec says that there are {kind.ids()} ids")
-    files, roles = {TOKENIZER: content}, _stated_roles(kind)
+    files, roles = {TOKENIZER: path.read_bytes()}, _stated_roles(kind)
     config = path.with_name(CONFIG)
     if config.is_file():
         try:
@@ -65,21 +66,6 @@ def _given(kind: Tokenizer, given: Path) -> TokenizerFiles:
         # What the spec states holds; the file speaks where the spec is silent.
         roles = {**_named_roles(named if isinstance(named, dict) else {}, made), **roles}
     return TokenizerFiles(files=files, special_token_ids=roles)
-
-
-def _read(path: Path) -> tuple[bytes, Any]:
-    try:
-        import tokenizers
-    except ImportError:
-        raise MissingExtraError("tokenizers", f"the tokenizer in {path}") from None
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ArchcError(f"{path}: can't be read: {error}") from error
-    try:
-        return content, tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # The library raises nothing more special.
-        raise ArchcError(f"{path}: is no tokenizer.json: {error}") from error
 
 
 def _stated_roles(kind: Tokenizer) -> dict[str, list[int]]:
