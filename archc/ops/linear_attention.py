@@ -41,7 +41,7 @@ def gated_flops(heads: int, key_heads: int, key_dim: int, value_dim: int, form: 
 
     ``few``: two products of the K x V state a token. ``many``: for a chunk of r tokens the scores, once a key head, their
     product with the values, and the two products with the state; ``needed`` counts lower triangles, ``dense`` whole chunks
-    of 64 and whole squares. Lightning attention (arXiv 2401.04658), Mamba-2 (arXiv 2405.21060).
+    of 64 and whole squares. Lightning attention (arXiv 2401.04658), Mamba-2 (arXiv 2405.21060), GLA (arXiv 2312.06635).
     """
     products = heads * 4 * key_dim * value_dim
     if form == "few":
@@ -69,7 +69,7 @@ class LinearAttention(Op):
     * ``gated_delta``, inputs (q, k, v, log decay, beta): ``S = e^g S; S += k (beta (v - S^T k))^T; o = scale S^T q``. A decay
       as wide as beta is one per head (Gated DeltaNet), one of heads x K one per key channel (KDA).
     * ``gated``, inputs (q, k, v, log decay): ``S = e^g S + k v^T; o = scale S^T q``, a decay a head
-      (lightning attention, Mamba-2).
+      (lightning attention, Mamba-2, RetNet) or, heads x K wide, one a key channel (GLA).
 
     There are ``num_heads`` heads of values, decays and states; a head of queries and keys serves the next
     num_heads / num_key_heads of them.
@@ -102,10 +102,6 @@ class LinearAttention(Op):
                 f"linear_attention: {given} don't fit {key_heads} key heads of {self.key_dim} "
                 f"and {heads} heads of {self.value_dim}"
             )
-        if self.rule == "gated" and decay.width != heads:
-            raise GraphError(
-                f"linear_attention: a decay of width {decay.width} is not one per head, which rule gated wants"
-            )
         if decay.width not in (heads, heads * self.key_dim):
             raise GraphError(
                 f"linear_attention: a decay of width {decay.width} is neither per head nor per key channel"
@@ -124,6 +120,9 @@ class LinearAttention(Op):
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         if self.rule == "gated":
             heads, key_heads = self.num_heads, self.num_key_heads
+            if inputs[3].width != heads:
+                # Decays of its own give each head scores of its own, whatever keys it shares.
+                key_heads = heads
             return BATCH * gated_flops(heads, key_heads, self.key_dim, self.value_dim, form, pairs)
         return BATCH * gated_delta_flops(self.key_dim, self.value_dim, form, pairs) * self.num_heads
 

@@ -25,6 +25,11 @@ def relu2(x: Tensor) -> Tensor:
     return functional.relu(x).square()
 
 
+def elu_plus_one(x: Tensor) -> Tensor:
+    """e^x up to 0, x + 1 above (arXiv 2006.16236); not ``elu(x) + 1``, whose digits go where x is far below 0."""
+    return functional.relu(x) + x.clamp(max=0).exp()
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "sigmoid": torch.sigmoid,
@@ -34,6 +39,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": relu2,
     "tanh": torch.tanh,
     "softplus": functional.softplus,
+    "elu_plus_one": elu_plus_one,
 }
 
 

@@ -65,7 +65,7 @@ class LinearAttention(nn.Module):
 
 
 class GatedAttention(nn.Module):
-    """A decay a head and plain writes: chunks for many tokens, the recurrence for one. ``state`` is written in place."""
+    """A decay a head or a key channel and plain writes: chunks for many tokens, the recurrence for one. ``state`` is written in place."""
 
     def __init__(self, op: ops.LinearAttention, twin: str | None) -> None:
         super().__init__()
@@ -82,6 +82,10 @@ class GatedAttention(nn.Module):
         q, k, v = (
             x.unflatten(-1, (-1, width)) for x, width in ((q, self.key_dim), (k, self.key_dim), (v, self.value_dim))
         )
+        if decay.shape[-1] != v.shape[2]:
+            decay, group = decay.unflatten(-1, (-1, self.key_dim)), v.shape[2] // q.shape[2]
+            if group > 1:
+                q, k = (x.repeat_interleave(group, 2) for x in (q, k))
         rule = gated_attention_rule if self.twin is None else gated_attention_twin(self.twin)
         out, final = rule(q, k, v, decay, carried(state, step), scale=self.scale)
         if state is not None:

@@ -1,5 +1,6 @@
 # B batch, S tokens, H heads of values, I heads of keys (H is a multiple), R = H / I, K key channels, V value channels
-"""Linear attention with a decay a head: lightning attention (arXiv 2401.04658), Mamba-2 (arXiv 2405.21060).
+"""Linear attention with a decay a head or a key channel: lightning attention (arXiv 2401.04658), Mamba-2 (arXiv 2405.21060),
+RetNet (arXiv 2307.08621), GLA (arXiv 2312.06635).
 
 Per token and head, with a state S (K, V):
 
@@ -7,7 +8,7 @@ Per token and head, with a state S (K, V):
     out = S^T (q scale)
 
 One token runs as plain torch operations; many run in chunks inside one opaque operator, `archc::gated_attention`, so that
-tracers see a single node whatever the length. `gated_attention_slab` has the algebra.
+tracers see a single node whatever the length. `gated_attention_slab` has the algebra, `channel_decay_slab` that of decays a channel.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from archc.torch_backend.operators.channel_decay_slab import ChannelSlab
 from archc.torch_backend.operators.gated_attention_slab import CHUNK, Slab
 
 # Tokens between two states kept for the backward; what lies between is computed again, slab by slab.
@@ -30,7 +32,8 @@ def gated_attention_rule(
 ) -> tuple[Tensor, Tensor]:
     """Outputs (B, S, H, V) in v's dtype and the final state (B, H, K, V) in float32 (float64 for float64 inputs).
 
-    q, k: (B, S, I, K); v: (B, S, H, V); log_decay, at most 0: (B, S, H); state: (B, H, K, V), None for zeros.
+    q, k: (B, S, I, K); v: (B, S, H, V); log_decay, at most 0: (B, S, H), or (B, S, H, K) for a decay a key channel, which wants
+    I = H; state: (B, H, K, V), None for zeros.
     """
     if state is None:
         state = v.new_zeros(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=_arithmetic_dtype(v))
@@ -51,7 +54,8 @@ def gated_attention_step(
     q_BIK, k_BIK, v_BHV, decay_BH = (x[:, 0].to(dtype) for x in (q, k, v, log_decay))
     if group > 1:
         q_BIK, k_BIK = q_BIK.repeat_interleave(group, 1), k_BIK.repeat_interleave(group, 1)
-    kept = state.to(dtype) * decay_BH.exp()[..., None, None]
+    decay = decay_BH.exp().unsqueeze(-1)
+    kept = state.to(dtype) * (decay if log_decay.dim() == 4 else decay.unsqueeze(-1))
     final = torch.addcmul(kept, k_BIK.unsqueeze(-1), v_BHV.unsqueeze(-2))
     return torch.matmul((q_BIK * scale).unsqueeze(-2), final).transpose(1, 2).to(v.dtype), final
 
@@ -75,11 +79,16 @@ def _arithmetic_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def _rows(v: Tensor) -> Iterator[slice]:
+def _form(log_decay: Tensor) -> type[Slab] | type[ChannelSlab]:
+    return ChannelSlab if log_decay.dim() == 4 else Slab
+
+
+def _rows(v: Tensor, log_decay: Tensor) -> Iterator[slice]:
     """Slices of the batch whose slabs stay within the budget; a row of the batch is never cut."""
     batch, tokens, heads = v.shape[:3]
     budget = CPU_BUDGET if v.device.type == "cpu" else BUDGET
-    together = max(1, budget // (heads * min(tokens, SLAB) * min(tokens, CHUNK)))
+    widest = max(min(tokens, CHUNK), log_decay.shape[3] if log_decay.dim() == 4 else 1)
+    together = max(1, budget // (heads * min(tokens, SLAB) * widest))
     for start in range(0, batch, together):
         yield slice(start, start + together)
 
@@ -94,13 +103,13 @@ def gated_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, the final state and the states that slabs start from, kept for the backward."""
     out, final_state, starts = gated_attention_outputs(q, k, v, log_decay, state, scale)
-    starts_NBHKV = starts.view(-1, *state.shape)
+    starts_NBHKV, form = starts.view(-1, *state.shape), _form(log_decay)
     with torch.autocast(v.device.type, enabled=False):
-        for b in _rows(v):
+        for b in _rows(v, log_decay):
             running = state[b]
             for n, s in enumerate(_slabs(v.shape[1])):
                 starts_NBHKV[n, b] = running
-                slab = Slab(q[b, s], k[b, s], v[b, s], log_decay[b, s], starts_NBHKV[n, b], scale=scale)
+                slab = form(q[b, s], k[b, s], v[b, s], log_decay[b, s], starts_NBHKV[n, b], scale=scale)
                 out[b, s] = slab.output()
                 running = slab.final_state()
             final_state[b] = running
@@ -136,12 +145,12 @@ def gated_attention_backward(
     """The gradients of the first five arguments, in their shapes and dtypes."""
     grads = gated_attention_gradients(q, k, v, log_decay, state, starts, d_out, d_final_state, scale)
     d_q, d_k, d_v, d_log_decay, d_state = grads
-    starts_NBHKV = starts.view(-1, *state.shape)
+    starts_NBHKV, form = starts.view(-1, *state.shape), _form(log_decay)
     with torch.autocast(v.device.type, enabled=False):
-        for b in _rows(v):
+        for b in _rows(v, log_decay):
             running = d_final_state[b]
             for n, s in reversed(list(enumerate(_slabs(v.shape[1])))):
-                slab = Slab(q[b, s], k[b, s], v[b, s], log_decay[b, s], starts_NBHKV[n, b], scale=scale)
+                slab = form(q[b, s], k[b, s], v[b, s], log_decay[b, s], starts_NBHKV[n, b], scale=scale)
                 d_q[b, s], d_k[b, s], d_v[b, s], d_log_decay[b, s], running = slab.backward(d_out[b, s], running)
             d_state[b] = running
     return grads

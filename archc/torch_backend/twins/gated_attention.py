@@ -1,5 +1,5 @@
 # B batch, S tokens, H heads of values, I heads of keys, K key channels, V value channels, C rows of a chunk
-"""Linear attention with a decay a head spelled out, in float64: the judge of the fast operator, and of its count.
+"""Linear attention with a decay a head or a key channel spelled out, in float64: the judge of the fast operator, and of its count.
 
 Layouts as `archc.torch_backend.operators.gated_attention.gated_attention_rule`.
 """
@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from archc.torch_backend.twins import channel_decay
 
 CHUNK = 64
 
@@ -24,7 +26,8 @@ def gated_attention_twin(pairs: str) -> Callable[..., tuple[Tensor, Tensor]]:
         q_BSIK, k_BSIK, v_BSHV, g_BSH = (x.double() for x in (q * scale, k, v, log_decay))
         # The first chunk's products with an empty state are part of the form, so they are computed and counted.
         S = v_BSHV.new_zeros(v.shape[0], v.shape[2], q.shape[3], v.shape[3]) if state is None else state.double()
-        form = _step if q.shape[1] == 1 else _needed_chunk if pairs == "needed" else _dense_chunk
+        forms = (_step, _needed_chunk, _dense_chunk) if g_BSH.dim() == 3 else channel_decay.FORMS
+        form = forms[0] if q.shape[1] == 1 else forms[1] if pairs == "needed" else forms[2]
         outs = []
         for start in range(0, q.shape[1], CHUNK):
             rows = slice(start, start + CHUNK)
@@ -47,7 +50,8 @@ def recurrent_float64(
     S = v.new_zeros(v.shape[0], v.shape[2], q.shape[3], v.shape[3]) if state is None else state.double()
     outs = []
     for t in range(q.shape[1]):
-        S = log_decay[:, t].exp()[..., None, None] * S + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
+        decay = log_decay[:, t].exp().unsqueeze(-1)
+        S = (decay if decay.dim() == 4 else decay.unsqueeze(-1)) * S + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
         outs.append((S * q[:, t].unsqueeze(-1)).sum(-2))
     return torch.stack(outs, 1), S
 

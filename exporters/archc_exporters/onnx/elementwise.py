@@ -32,6 +32,9 @@ def activate(ctx: Lowering, x: ir.Value, function: str, *, alpha: float = 1.0) -
             return ctx.op("Tanh", x)
         case "softplus":
             return ctx.op("Softplus", x)
+        case "elu_plus_one":
+            below = ctx.op("Exp", ctx.op("Min", x, ctx.scalar(0.0, x.dtype)))
+            return ctx.op("Add", ctx.op("Relu", x), below)
         case _:
             raise AssertionError(f"the graph knows an activation {function} that this exporter does not")
 
