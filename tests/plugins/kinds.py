@@ -31,6 +31,11 @@ MLA = {
 EXAMPLES: dict[str, Example] = {
     "mixer.gqa": example(num_heads=4, num_kv_heads=2, head_dim=8, qk_norm="head", qkv_bias=True),
     "mixer.mla": example(**{key: value for key, value in MLA.items() if key != "kind"}, q_lora_rank=10),
+    "mixer.sparse_mla": example(
+        **{key: value for key, value in MLA.items() if key != "kind"},
+        q_lora_rank=10,
+        indexer={"num_heads": 4, "head_dim": 8, "topk": 6},
+    ),
     "mixer.kda": example(num_heads=2, head_dim=8),
     "mixer.gated_deltanet": example(num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=8),
     "mixer.lightning": example(num_heads=2, head_dim=8),

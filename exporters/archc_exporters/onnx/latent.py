@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops import attention as ops
+from archc.ops.sparse_latent import SparseLatentAttention
 from archc_exporters.onnx.caches import (
     append,
     from_heads,
@@ -26,11 +27,13 @@ from archc_exporters.onnx.step import is_many, ring_filled, ring_mask
 from archc_exporters.onnx.transforms import Parts
 from archc_exporters.onnx.weights import Array
 
+Latent = ops.LatentAttention | SparseLatentAttention
 
-class _Query:
+
+class Query:
     """The query (batch, N, seq, nope_dim + rope_dim), whole and in its two parts, made where they are asked for."""
 
-    def __init__(self, ctx: Lowering, op: ops.LatentAttention, q: ir.Value) -> None:
+    def __init__(self, ctx: Lowering, op: Latent, q: ir.Value) -> None:
         self._ctx, self._op = ctx, op
         parts = turned_part(ctx, q, op.num_heads, op.nope_dim + op.rope_dim, offset=op.nope_dim)
         self._parts = parts
@@ -56,15 +59,15 @@ def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, s
     op = node.op
     assert isinstance(op, ops.LatentAttention)
     row = ctx.op("Unsqueeze", ctx.op("Concat", latent, shared_key, axis=-1), ctx.ints(1))
-    query = _Query(ctx, op, q)
+    query = Query(ctx, op, q)
     read = "the used rows" if op.window is None else f"[{ring_text(op)} | new tokens] under a float mask"
     ctx.note(f"If(seq > 1): keys and values expanded from {read}, else the projection absorbed into query and output")
     if op.window is None:
         cache = append(ctx, node, "latent", row)
         o = ctx.choose(
             is_many(ctx),
-            lambda: (_expanded(ctx, node, op, query, used_part(ctx, cache)),),
-            lambda: (_absorbed(ctx, node, op, query, used_part(ctx, cache), mask_of_one(ctx, cache)),),
+            lambda: (expanded(ctx, node, op, query, used_part(ctx, cache)),),
+            lambda: (absorbed(ctx, node, op, query, used_part(ctx, cache), mask_of_one(ctx, cache)),),
             (ctx.dtype,),
         )[0]
     else:
@@ -72,31 +75,31 @@ def latent_attention(ctx: Lowering, node: Node, q: ir.Value, latent: ir.Value, s
     return from_heads(ctx, o, op.num_heads * op.value_dim)
 
 
-def _over_ring(ctx: Lowering, node: Node, op: ops.LatentAttention, query: _Query, row: ir.Value) -> ir.Value:
+def _over_ring(ctx: Lowering, node: Node, op: ops.LatentAttention, query: Query, row: ir.Value) -> ir.Value:
     def mask() -> ir.Value:
         return ring_mask(ctx, window=op.window, sink_tokens=op.sink_tokens)
 
     def many() -> tuple[ir.Value, ir.Value]:
         both = joined(ctx, node, "latent", row)
-        return _expanded(ctx, node, op, query, both, mask()), turned(ctx, op, 1, both)
+        return expanded(ctx, node, op, query, both, mask()), turned(ctx, op, 1, both)
 
     def one() -> tuple[ir.Value, ir.Value]:
         if op.sink_tokens:
             both = joined(ctx, node, "latent", row)
-            return _absorbed(ctx, node, op, query, both, mask()), turned(ctx, op, 1, both)
+            return absorbed(ctx, node, op, query, both, mask()), turned(ctx, op, 1, both)
         ring = replaced(ctx, node, op, "latent", row)
-        return _absorbed(ctx, node, op, query, ring, ring_filled(ctx, op.ring_rows() or 0)), ring
+        return absorbed(ctx, node, op, query, ring, ring_filled(ctx, op.ring_rows() or 0)), ring
 
     o, ring = ctx.choose(is_many(ctx), many, one, (ctx.dtype, ctx.dtype))
     ctx.present(node, "latent", ring)
     return o
 
 
-def _expanded(
+def expanded(
     ctx: Lowering,
     node: Node,
-    op: ops.LatentAttention,
-    query: _Query,
+    op: Latent,
+    query: Query,
     rows: ir.Value,
     mask: ir.Value | None = None,
 ) -> ir.Value:
@@ -111,9 +114,7 @@ def _expanded(
     return ctx.op("Attention", query.whole(), keys, values, None, None, None, length, is_causal=1, scale=op.scale)
 
 
-def _absorbed(
-    ctx: Lowering, node: Node, op: ops.LatentAttention, query: _Query, rows: ir.Value, mask: ir.Value
-) -> ir.Value:
+def absorbed(ctx: Lowering, node: Node, op: Latent, query: Query, rows: ir.Value, mask: ir.Value) -> ir.Value:
     """All heads of one token against the one row a key, (batch, N, 1, V).
 
     Heads are the rows of two plain products: Attention would copy the cache for each of them. Values are the rows again,
@@ -121,8 +122,8 @@ def _absorbed(
     """
     width = op.kv_lora_rank + op.rope_dim
     own, rotated = query.parts()
-    absorbed = ctx.op("Concat", ctx.op("MatMul", own, _key_weight(ctx, node, op)), rotated, axis=-1)
-    heads = ctx.op("Reshape", absorbed, ctx.ints(0, 1, op.num_heads, width))
+    moved = ctx.op("Concat", ctx.op("MatMul", own, _key_weight(ctx, node, op)), rotated, axis=-1)
+    heads = ctx.op("Reshape", moved, ctx.ints(0, 1, op.num_heads, width))
     scores = ctx.op("FusedMatMul", heads, rows, domain=MS, transB=1, alpha=op.scale)
     shares = ctx.op("Softmax", ctx.op("Add", scores, mask), axis=-1)
     mixed = ctx.op("Reshape", ctx.op("MatMul", shares, rows), ctx.ints(0, op.num_heads, 1, width))
@@ -130,7 +131,7 @@ def _absorbed(
     return ctx.op("MatMul", latent, _value_weight(ctx, node, op))
 
 
-def _key_weight(ctx: Lowering, node: Node, op: ops.LatentAttention) -> ir.Value:
+def _key_weight(ctx: Lowering, node: Node, op: Latent) -> ir.Value:
     """The key part of kv_b_proj, (N, nope_dim, R)."""
     heads, nope, value, rank = op.num_heads, op.nope_dim, op.value_dim, op.kv_lora_rank
 
@@ -140,7 +141,7 @@ def _key_weight(ctx: Lowering, node: Node, op: ops.LatentAttention) -> ir.Value:
     return ctx.weight(node, "kv_b_proj", tag="keys", shape=(heads, nope, rank), transform=Parts(key_part, heads))
 
 
-def _value_weight(ctx: Lowering, node: Node, op: ops.LatentAttention) -> ir.Value:
+def _value_weight(ctx: Lowering, node: Node, op: Latent) -> ir.Value:
     """The value part of kv_b_proj, transposed: (N, R, value_dim)."""
     heads, nope, value, rank = op.num_heads, op.nope_dim, op.value_dim, op.kv_lora_rank
 

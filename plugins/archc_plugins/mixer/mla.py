@@ -46,9 +46,10 @@ class MLA(Mixer):
         scale = head_dim**-0.5 * self.position.softmax_multiplier()
         if self.position.bias(g, num_heads=self.num_heads, scale=scale) is not None:
             raise GraphError(
-                f"{g.path}: {self.position.kind_name} puts a slope on the scores, and mla has no place for it; "
+                f"{g.path}: {self.position.kind_name} puts a slope on the scores, and {self.kind_name} has no place for it; "
                 "give this mixer a position of its own, rope or none"
             )
+        q_latent = None
         if self.q_lora_rank is None:
             q = g.linear("q_proj", x, self.num_heads * head_dim, axis="heads")
         else:
@@ -60,16 +61,23 @@ class MLA(Mixer):
         latent = g.rms_norm("kv_a_layernorm", latent, eps=INNER_EPS)
         q = self.position.rotate(g, q, head_dim=head_dim, dim=rope, offset=nope)
         key = self.position.rotate(g, key, head_dim=rope, dim=rope, offset=0)
-        o = g.latent_attention(
+        o = self.attend(g, x, q_latent, (q, latent, key), scale=scale)
+        if self.output_gate:
+            o = g.mul(o, g.sigmoid(g.linear("gate_proj", x, self.num_heads * self.v_head_dim, axis="heads")))
+        return g.linear("o_proj", o, x.width, bias=self.bias)
+
+    def attend(
+        self, g: Builder, x: Value, q_latent: Value | None, rows: tuple[Value, Value, Value], *, scale: float
+    ) -> Value:
+        """(batch, seq, heads x v_head_dim) of queries, latents and shared keys; ``q_latent`` is the compressed query."""
+        q, latent, key = rows
+        return g.latent_attention(
             "attention",
             q,
             latent,
             key,
             num_heads=self.num_heads,
-            nope_dim=nope,
+            nope_dim=self.qk_nope_head_dim,
             value_dim=self.v_head_dim,
             scale=scale,
         )
-        if self.output_gate:
-            o = g.mul(o, g.sigmoid(g.linear("gate_proj", x, self.num_heads * self.v_head_dim, axis="heads")))
-        return g.linear("o_proj", o, x.width, bias=self.bias)
