@@ -1,0 +1,66 @@
+"""What attention to chosen blocks of keys costs: pair counts in closed form, and how many rows of each sort there are."""
+
+from __future__ import annotations
+
+from archc.ir.op import Form, Pairs
+from archc.ir.size import PAST, SEQ, TOTAL, Dim, ceil_div, minimum
+
+
+def whole_blocks(tokens: Dim, block: int) -> Dim:
+    """Blocks of ``block`` tokens that are complete."""
+    return ceil_div(tokens + 1, block) - 1
+
+
+def compressed_rows(tokens: Dim, block: int, stride: int) -> Dim:
+    """Blocks of ``block`` tokens, one beginning at every ``stride``-th token, that are complete."""
+    rows = ceil_div(tokens - block + 1, stride)
+    return rows - minimum(rows, 0)
+
+
+def compressed_pairs_twice(pairs: Pairs, block: int, stride: int) -> Dim:
+    """Twice the pairs of ``seq`` new tokens and the compressed rows whose last token is no later than theirs.
+
+    Row i is complete with token ``stride i + block - 1``, so n tokens see it n - stride i - block + 1 times. ``dense``:
+    new tokens times all rows there are.
+    """
+    if pairs == "dense":
+        return SEQ * 2 * compressed_rows(TOTAL, block, stride)
+
+    def seen_twice(tokens: Dim) -> Dim:
+        rows = compressed_rows(tokens, block, stride)
+        return rows * 2 * (tokens - (block - 1)) - (rows * rows - rows) * stride
+
+    return seen_twice(TOTAL) - seen_twice(PAST)
+
+
+def chosen_pairs_twice(pairs: Pairs, form: Form, block: int, count: int) -> Dim:
+    """Twice the pairs of ``seq`` new tokens and the keys of ``count`` chosen blocks, the token's own among them.
+
+    A token at position t sees t mod block + 1 keys of its own block and all of count - 1 earlier ones, or every key where
+    there are no more blocks than that: which ones were chosen makes no difference. ``dense``: all rows behind a mask for
+    many tokens, the rows of the chosen blocks for one.
+    """
+    if pairs == "dense":
+        return SEQ * 2 * (TOTAL if form == "many" else minimum(TOTAL, count * block))
+
+    def seen_twice(tokens: Dim) -> Dim:
+        inside = minimum(tokens, count * block)
+        rest = tokens - inside
+        whole = whole_blocks(rest, block)
+        part = rest - whole * block
+        earlier = rest * (2 * (count - 1) * block)
+        return inside * inside + inside + earlier + whole * (block * (block + 1)) + part * part + part
+
+    return seen_twice(TOTAL) - seen_twice(PAST)
+
+
+def earlier_blocks_twice(pairs: Pairs, block: int) -> Dim:
+    """Twice the pairs of ``seq`` new tokens and the blocks that lie wholly before their own; ``dense``: before the last."""
+    if pairs == "dense":
+        return SEQ * 2 * (ceil_div(TOTAL, block) - 1)
+
+    def seen_twice(tokens: Dim) -> Dim:
+        whole = whole_blocks(tokens, block)
+        return (whole * whole - whole) * block + whole * 2 * (tokens - whole * block)
+
+    return seen_twice(TOTAL) - seen_twice(PAST)

@@ -1,0 +1,127 @@
+"""Native sparse attention: blocks of keys compressed to a row each, whose scores choose the blocks that are read in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from archc.errors import GraphError
+from archc.ir.op import Form, Op, Pairs, op
+from archc.ir.size import BATCH, CAPACITY, PAST, TOTAL, Dim, ceil_div
+from archc.ir.values import MODEL_DTYPE, Growth, Param, Role, State, TensorType
+from archc.ops.blocks import chosen_pairs_twice, compressed_pairs_twice, compressed_rows
+
+
+@op
+class NativeSparseAttention(Op):
+    """Two branches of native sparse attention (NSA, arXiv 2502.11089); the window is an ``Attention`` of its own.
+
+    Inputs (q, compressed k, compressed v, k, v): queries of both branches, keys and values of the compressed branch before
+    they are compressed, keys and values of the selected one. Outputs (compressed, selected), each heads x value_dim wide.
+
+    * compressed: every ``compress_stride`` tokens a block of ``compress_block_size`` becomes one key and one value,
+      ``W (rows + position)``, or ``W2 silu(W1 (rows + position))`` where ``compress_intermediate_size`` says how wide that
+      is, over the block's rows side by side, one map for all heads. A token sees the blocks that end no later than itself;
+      before the first of those this branch is 0.
+    * selected: the shares p of the compressed branch, summed over the heads of a group, score the blocks of
+      ``select_block_size``: each compressed block counts once a stride that it shares with the selected one (equation 9 with
+      indices from 1). ``num_initial_blocks`` and ``num_local_blocks``, the token's own among them, are always in; the best
+      others make up ``num_selected_blocks``. The choice has no gradient.
+
+    The cache holds the keys and values of the selected branch, a compressed row a stride, and the last
+    ``compress_block_size - 1`` rows of the compressed branch, which wait for their blocks.
+    """
+
+    op_name = "native_sparse_attention"
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    compress_block_size: int
+    compress_stride: int
+    compress_intermediate_size: int | None
+    select_block_size: int
+    num_selected_blocks: int
+    num_initial_blocks: int
+    num_local_blocks: int
+    cache_dtype: str = MODEL_DTYPE
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        widths = tuple(kind.width for kind in inputs)
+        keys, values = self.num_kv_heads * self.key_dim, self.num_kv_heads * self.value_dim
+        want = (self.num_heads * self.key_dim, keys, values, keys, values)
+        if widths != want:
+            raise GraphError(f"{self.op_name}: q, k, v, k, v are {widths} wide, not {want}")
+        if self.num_heads % self.num_kv_heads:
+            raise GraphError(
+                f"{self.op_name}: {self.num_heads} heads are no multiple of {self.num_kv_heads} key-value heads"
+            )
+        out = inputs[0].with_width(self.num_heads * self.value_dim, "heads")
+        return out, out
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        found: dict[str, Param] = {}
+        for name, dim in (("key", self.key_dim), ("value", self.value_dim)):
+            rows, hidden = self.compress_block_size, self.compress_intermediate_size
+            found[f"{name}_position"] = Param(f"{name}_position", (rows, dim))
+            if hidden is not None:
+                found[f"{name}_up"] = Param(f"{name}_up.weight", (hidden, rows * dim))
+            found[f"{name}_down"] = Param(f"{name}_down.weight", (dim, hidden or rows * dim))
+        return found
+
+    def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
+        rows: Dim = compressed_rows(TOTAL, self.compress_block_size, self.compress_stride)
+        held: Dim = ceil_div(CAPACITY, self.compress_stride)
+        waiting = self.compress_block_size - 1
+
+        def state(name: str, dim: int, used: Dim, allocated: Dim, *, growth: Growth = "append") -> State:
+            role: Role = "convolution" if growth == "fixed" else "kv"
+            return State(
+                name,
+                (BATCH, self.num_kv_heads, used, dim),
+                (BATCH, self.num_kv_heads, allocated, dim),
+                growth=growth,
+                role=role,
+                dtype=self.cache_dtype,
+                axes=(None, "kv_heads", None, None),
+                token_dim=None if growth == "fixed" else 2,
+            )
+
+        dims = (("key", self.key_dim), ("value", self.value_dim))
+        return {
+            **{f"compressed_{name}": state(f"compressed_{name}", dim, rows, held) for name, dim in dims},
+            **{
+                f"pending_{name}": state(f"pending_{name}", dim, waiting, waiting, growth="fixed") for name, dim in dims
+            },
+            **{name: state(name, dim, TOTAL, CAPACITY) for name, dim in dims},
+        }
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        """The map of each block that becomes complete, and two attentions; choosing is elementwise."""
+        block, stride, hidden = self.compress_block_size, self.compress_stride, self.compress_intermediate_size
+        new = compressed_rows(TOTAL, block, stride) - compressed_rows(PAST, block, stride)
+        one_map = sum(
+            2 * (block * dim * dim if hidden is None else hidden * (block * dim + dim))
+            for dim in (self.key_dim, self.value_dim)
+        )
+        seen_twice = compressed_pairs_twice(pairs, block, stride) + chosen_pairs_twice(
+            pairs, form, self.select_block_size, self.num_selected_blocks
+        )
+        return BATCH * new * (self.num_kv_heads * one_map) + BATCH * seen_twice * (
+            self.num_heads * (self.key_dim + self.value_dim)
+        )
+
+
+@op
+class HeadGate(Op):
+    """Each head of a value times one number; inputs (x (…, heads x d), gate (…, heads))."""
+
+    op_name = "head_gate"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        x, gate = inputs
+        if x.shape[:-1] != gate.shape[:-1] or x.width % gate.width:
+            raise GraphError(f"head_gate: {gate} has no number for each head of {x}")
+        if x.axis != gate.axis:
+            raise GraphError(f"head_gate: x is cut along {x.axis}, its gate along {gate.axis}")
+        return (x,)
