@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from archc._version import __version__
 
 if TYPE_CHECKING:
+    from archc.estimation.complexity import complexity
     from archc.estimation.estimate import estimate
     from archc.expansion import expand
     from archc.runtime import load
@@ -21,6 +22,7 @@ __all__ = [
     "__version__",
     "build",
     "cast",
+    "complexity",
     "estimate",
     "expand",
     "generate",
@@ -36,6 +38,7 @@ __all__ = [
 _HOMES = {
     "build": "archc.torch_backend.build",
     "cast": "archc.torch_backend.build",
+    "complexity": "archc.estimation.complexity",
     "estimate": "archc.estimation.estimate",
     "expand": "archc.expansion",
     "generate": "archc.torch_backend.generate",

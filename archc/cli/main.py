@@ -14,6 +14,7 @@ from archc._version import __version__
 
 COMMANDS = {
     "estimate": "Parameters, weight and cache bytes, and FLOPs of a spec.",
+    "complexity": "How time and cache of a spec grow with the length, kind by kind.",
     "show": "The layers that a spec describes, the merged spec, or its lockfile.",
     "validate": "Check spec files and print every problem.",
     "build": "A PyTorch model: its module tree, or its files.",

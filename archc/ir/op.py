@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
-from archc.ir.size import Dim
+from archc.ir.size import Dim, product
 from archc.ir.values import Param, State, TensorType
 
 Form = Literal["many", "few"]
@@ -37,6 +37,8 @@ class Op:
 
     __slots__ = ()
     op_name: ClassVar[str]
+    takes_step: ClassVar[bool] = False
+    """Whether a backend hands it the step of a call over a cache although it keeps no state."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Each field is set once, by the constructor."""
@@ -85,3 +87,7 @@ class Op:
     def active_elements(self, role: str, param: Param) -> int:
         """Elements of a weight that one token uses."""
         return param.elements
+
+    def read_elements(self, role: str, state: State) -> Dim:
+        """Elements of a state that a decode step reads; fewer than are used where it reads chosen rows only."""
+        return product(state.used)

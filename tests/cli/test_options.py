@@ -17,6 +17,7 @@ OPTIONS = {
         "--set",
         "--json",
     ],
+    "complexity": ["SPEC", "--at", "--batch-size", "--set", "--json"],
     "show": ["SPEC", "--resolved", "--lock", "--set", "--json"],
     "validate": ["FILE...", "--lock", "--json"],
     "build": ["SPEC", "--output", "--device", "--dtype", "--max-model-len", "--seed", "--set", "--json"],

@@ -36,6 +36,7 @@ def loaded(*arguments: str, watched: tuple[str, ...]) -> list[str]:
             [name, "--help"]
             for name in (
                 "estimate",
+                "complexity",
                 "show",
                 "validate",
                 "build",
@@ -58,6 +59,7 @@ def test_help_loads_nothing_but_click(arguments: list[str]):
     "arguments",
     [
         ["estimate", "kimi-linear-48b-a3b"],
+        ["complexity", "kimi-linear-48b-a3b"],
         ["show", "kimi-linear-48b-a3b"],
         ["validate", "tiny-llama"],
         ["plugins"],
