@@ -22,6 +22,7 @@ CHAIN = (
     "gemma3_text",
     "gpt_oss",
     "deepseek_v3",
+    "deepseek_v32",
     "kimi_linear",
     "qwen3_next",
     "mamba2",

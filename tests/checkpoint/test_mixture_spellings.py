@@ -180,6 +180,27 @@ OLD: dict[str, Old] = {
             "num_nextn_predict_layers",
         ),
     ),
+    "deepseek_v32": Old(
+        "DeepseekV32Config",
+        {
+            "model_type": "deepseek_v32",
+            **DEEPSEEK_V3,
+            "index_n_heads": 3,
+            "index_head_dim": 12,
+            "index_topk": 7,
+            "num_nextn_predict_layers": 1,
+        },
+        (
+            "rope_theta",
+            "rope_scaling",
+            "n_group",
+            "first_k_dense_replace",
+            "index_n_heads",
+            "index_head_dim",
+            "index_topk",
+            "num_nextn_predict_layers",
+        ),
+    ),
     "kimi_k2": Old(
         "DeepseekV3Config",
         {"model_type": "kimi_k2", **DEEPSEEK_V3, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0},

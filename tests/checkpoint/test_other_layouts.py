@@ -97,6 +97,7 @@ STACKED = (
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "glm4_moe",
     "kimi_linear",
     "qwen3_next",

@@ -26,6 +26,8 @@ UNSAID = {
 }
 """What a shipped spec says and the configuration doesn't: a layer in the file that predicts further tokens, a cache in
 bfloat16 where it is the spec's dtype anyway."""
+EXTENDED_ONLY = {"deepseek-v3.2": "mixer:mla"}
+"""A kind of the shipped spec that is placed nowhere: another mixer extends it."""
 CONFIGS = {file.stem: file for file in sorted((HERE / "configs").glob("*.json"))}
 FIGURES: dict[str, dict[str, Any]] = json.loads((HERE / "published.json").read_text("utf-8"))
 
@@ -46,7 +48,10 @@ def shipped(name: str) -> Graph | None:
             continue
         # A configuration says how many rows the table has, and not how many of them the tokenizer uses.
         rows = spec.embedding.rows(spec.tokenizer.vocab_size)
-        return expand(load_spec(candidate, [f"tokenizer.vocab_size={rows}", *UNSAID.get(name, ())]))
+        graph = expand(load_spec(candidate, [f"tokenizer.vocab_size={rows}", *UNSAID.get(name, ())]))
+        if name in EXTENDED_ONLY:
+            del graph.plugins[EXTENDED_ONLY[name]]
+        return graph
     return None
 
 

@@ -6,7 +6,7 @@ from tests.parity.deltanet import OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from tests.parity.dense import GRANITE, LLAMA, LLAMA_FULL, LLAMA_LINEAR, MISTRAL, QWEN3
 from tests.parity.fused import BLOOM, BLOOM_NORMED, FALCON, FALCON_ALIBI, FALCON_NEW_ARCH, GPT2, GPT_NEOX
 from tests.parity.jamba import JAMBA
-from tests.parity.latent import DEEPSEEK_V2, DEEPSEEK_V2_LITE, DEEPSEEK_V3, KIMI_LINEAR
+from tests.parity.latent import DEEPSEEK_V2, DEEPSEEK_V2_LITE, DEEPSEEK_V3, DEEPSEEK_V32, KIMI_LINEAR
 from tests.parity.layouts import OPT, OPT_PRENORM
 from tests.parity.lightning import MINIMAX, MINIMAX_LINEAR_FIRST
 from tests.parity.mamba import GRANITEMOEHYBRID, GRANITEMOEHYBRID_DENSE, MAMBA2, NEMOTRON_H, NEMOTRON_H_LATENT
@@ -42,6 +42,7 @@ FAMILIES = (
     DEEPSEEK_V2,
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
     KIMI_LINEAR,
     QWEN3_NEXT,
     QWEN3_5,

@@ -210,6 +210,84 @@ stack: {num_layers: 3, block: pre_norm, mixer: mla, ffn: dense moe*}
     ),
 )
 
+DEEPSEEK_V32 = Family(
+    name="deepseek_v32",
+    model_class="DeepseekV32ForCausalLM",
+    config_class="DeepseekV32Config",
+    # Few index heads would tie at a score of 0, which the two break each in its own way; the choice is 7 of up to 32.
+    config=config(
+        **MLA,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        norm_topk_prob=True,
+        attention_bias=True,
+        index_n_heads=16,
+        index_head_dim=12,
+        index_topk=7,
+        rope_parameters={**YARN, "mscale": 1.5, "mscale_all_dim": 0.8},
+    ),
+    spec=spec(
+        "deepseek_v32",
+        """
+position:
+  kind: rope
+  theta: 100.0
+  interleaved: true
+  scaling:
+    kind: yarn
+    factor: 4.0
+    original_max_position_embeddings: 32
+    beta_fast: 1.0
+    beta_slow: 0.3
+    mscale: 1.5
+    mscale_all_dim: 0.8
+mixers:
+  dsa:
+    kind: sparse_mla
+    num_heads: 4
+    q_lora_rank: 32
+    kv_lora_rank: 24
+    qk_nope_head_dim: 16
+    qk_rope_head_dim: 8
+    v_head_dim: 12
+    bias: true
+    indexer: {num_heads: 16, head_dim: 12, topk: 7}
+ffns:
+  dense: {kind: swiglu, intermediate_size: 96}
+  moe:
+    kind: moe
+    num_experts: 8
+    num_experts_per_tok: 2
+    num_shared_experts: 1
+    intermediate_size: 24
+    router:
+      scoring_func: sigmoid
+      correction_bias: true
+      norm_topk_prob: true
+      routed_scaling_factor: 2.5
+      n_group: 4
+      topk_group: 2
+stack: {num_layers: 3, block: pre_norm, mixer: dsa, ffn: dense moe*}
+""",
+    ),
+    twists=(
+        EPS,
+        *TRUNCATED_TWISTS,
+        ("topk: 7", "topk: 6"),
+        ("topk: 7", "topk: 8"),
+        ("    mscale: 1.5", "    mscale: 1.51"),
+        ("mscale_all_dim: 0.8", "mscale_all_dim: 0.81"),
+        ("routed_scaling_factor: 2.5", "routed_scaling_factor: 2.51"),
+        *GROUP_TWISTS,
+    ),
+)
+
 KIMI_LINEAR = Family(
     name="kimi_linear",
     model_class="KimiLinearForCausalLM",

@@ -64,6 +64,7 @@ _MIXER = (
     (r"(q_a|kv_a)_layernorm\.weight", _same),
     (r"q_b_proj\.weight", _same),
     (r"kv_b_proj\.weight", _named("attention.kv_b_proj.weight")),
+    (r"indexer\.(wq_b|wk|k_norm|weights_proj)\.(weight|bias)", _same),
     (r"conv1d\.weight", _three_convolutions),
     (r"forget_gate\.A_log", _flat_decay),
     (r"forget_gate\.dt_bias", _same),

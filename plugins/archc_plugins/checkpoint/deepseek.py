@@ -96,12 +96,13 @@ class DeepseekV2(Checkpoint):
         "moe_intermediate_size": 1407,
     }
     dropped: ClassVar[Sequence[Dropped]] = (ROTARY_BUFFERS,)
+    mixer: ClassVar[str] = "mla"
+    """What the spec calls the mixer."""
 
     def spec(self, config: Config) -> dict[str, Any]:
         length, layers = config.take("max_position_embeddings"), config.take("num_hidden_layers")
-        first = config.take("first_k_dense_replace") or 0
         silu_only(config)
-        names = dense_then_moe(layers, lambda layer: layer < first)
+        names = self.schedule(config, layers)
         ffns = {
             "dense": {"kind": "swiglu", "intermediate_size": config.take("intermediate_size")},
             "moe": self.moe(config),
@@ -116,11 +117,20 @@ class DeepseekV2(Checkpoint):
             "position": self.position(config, length),
             "norm": {"kind": "rms_norm", "eps": config.take("rms_norm_eps")},
             "max_position_embeddings": length,
-            "mixers": {"mla": latent_attention(config)},
+            "mixers": {self.mixer: self.attention(config)},
             "ffns": placed(names, ffns),
-            "stack": stack(["mla"] * layers, names),
-            **({"mtp": {"num_layers": further, "mixer": "mla", "ffn": names[-1]}} if further else {}),
+            "stack": stack([self.mixer] * layers, names),
+            **({"mtp": {"num_layers": further, "mixer": self.mixer, "ffn": names[-1]}} if further else {}),
         }
+
+    def attention(self, config: Config) -> dict[str, Any]:
+        """The mixer of every layer."""
+        return latent_attention(config)
+
+    def schedule(self, config: Config, layers: int) -> list[str]:
+        """``dense`` or ``moe`` for every layer."""
+        first = config.take("first_k_dense_replace") or 0
+        return dense_then_moe(layers, lambda layer: layer < first)
 
     def position(self, config: Config, length: int) -> dict[str, Any]:
         """How the rotated part turns."""
