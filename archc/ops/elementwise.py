@@ -9,7 +9,7 @@ from archc.ir.op import Op, op
 from archc.ir.values import TensorType
 
 ACTIVATIONS = ("silu", "sigmoid", "gelu", "gelu_tanh", "relu", "relu2", "tanh", "softplus", "elu_plus_one")
-"""Names that ``activation`` knows; ``gelu`` is exact, ``relu2`` is relu squared, ``elu_plus_one`` is e^x up to 0 and x + 1 above."""
+"""Names that ``activation`` knows; ``gelu`` is exact, ``relu2`` is relu squared, ``elu_plus_one`` e^x up to 0, x + 1 above."""
 
 
 def _same(inputs: Sequence[TensorType], what: str) -> TensorType:

@@ -65,7 +65,7 @@ class LinearAttention(nn.Module):
 
 
 class GatedAttention(nn.Module):
-    """A decay a head or a key channel and plain writes: chunks for many tokens, the recurrence for one. ``state`` is written in place."""
+    """Plain writes, decays of heads or channels: chunks for many tokens, the recurrence for one. Writes ``state`` in place."""
 
     def __init__(self, op: ops.LinearAttention, twin: str | None) -> None:
         super().__init__()

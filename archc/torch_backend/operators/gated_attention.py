@@ -8,7 +8,8 @@ Per token and head, with a state S (K, V):
     out = S^T (q scale)
 
 One token runs as plain torch operations; many run in chunks inside one opaque operator, `archc::gated_attention`, so that
-tracers see a single node whatever the length. `gated_attention_slab` has the algebra, `channel_decay_slab` that of decays a channel.
+tracers see a single node whatever the length. `gated_attention_slab` has the algebra, and
+`channel_decay_slab` that of a decay a channel.
 """
 
 from collections.abc import Iterator, Sequence

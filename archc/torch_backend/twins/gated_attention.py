@@ -1,5 +1,5 @@
 # B batch, S tokens, H heads of values, I heads of keys, K key channels, V value channels, C rows of a chunk
-"""Linear attention with a decay a head or a key channel spelled out, in float64: the judge of the fast operator, and of its count.
+"""Linear attention with a decay a head or a key channel, spelled out in float64: the judge of the fast operator and its count.
 
 Layouts as `archc.torch_backend.operators.gated_attention.gated_attention_rule`.
 """
