@@ -10,12 +10,12 @@ from typing import Any
 import onnx_ir as ir
 
 from archc.graph.graph import CAPACITY_MULTIPLE, Graph
-from archc.ir.size import CAPACITY
 from archc_exporters.onnx.cache_dtype import cache_dtype, cache_form
 from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.placement.report import Placement
 from archc_exporters.onnx.quality import QualityLoss
 from archc_exporters.onnx.quantize import QuantizedWeights
+from archc_exporters.onnx.states import tokens_a_row
 from archc_exporters.onnx.weights import DTYPES, NUMPY_DTYPES
 
 
@@ -24,7 +24,8 @@ class CacheInput:
     """One cache: its input, the state it comes from, symbolic shape, and what it costs a token or a sequence.
 
     Attributes:
-        bytes_per_token: bytes a row of the capacity and a sequence; 0 for a cache of fixed size.
+        bytes_per_token: bytes a token of the capacity and a sequence, rounded down where a row comes every few tokens; 0 for a
+            cache of fixed size.
         bytes_per_sequence: bytes a sequence whatever its length; 0 for a cache that grows.
     """
 
@@ -106,7 +107,8 @@ def cache_inputs(ctx: Lowering) -> tuple[CacheInput, ...]:
         assert value.shape is not None
         assert value.dtype is not None
         dims = [dim if isinstance(dim, int) else str(dim) for dim in value.shape.dims]
-        grows = str(CAPACITY) in dims
+        tokens = next(filter(None, map(tokens_a_row, dims)), None)
+        grows = tokens is not None
         # Of a rolling cache, whose rows another runtime counts, those that the window needs.
         counted = dims if grows else (*states[names[past]].allocated[:-1], dims[-1])
         size = prod(dim for dim in counted if isinstance(dim, int)) * NUMPY_DTYPES[value.dtype].itemsize
@@ -116,7 +118,7 @@ def cache_inputs(ctx: Lowering) -> tuple[CacheInput, ...]:
                 state=names[past],
                 dtype=NUMPY_DTYPES[value.dtype].name,
                 shape=tuple(dims),
-                bytes_per_token=size if grows else 0,
+                bytes_per_token=0 if tokens is None else size // tokens,
                 bytes_per_sequence=0 if grows else size,
             )
         )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from archc_exporters.onnx.states import GENAI_INPUTS, LENGTHS, PAST, ROLLING, present_name
+from archc_exporters.onnx.states import GENAI_INPUTS, LENGTHS, PAST, ROLLING, present_name, tokens_a_row
 
 Array = np.ndarray[Any, Any]
 _NUMPY = {
@@ -44,9 +44,7 @@ class Conversation:
         sizes: Mapping[str, int] = {"batch": batch, "capacity": capacity}
         self.caches: dict[str, Array] = {
             given.name: np.zeros(
-                tuple(
-                    dim if isinstance(dim, int) else sizes.get(dim) or _rolling(dim, capacity) for dim in given.shape
-                ),
+                tuple(dim if isinstance(dim, int) else sizes.get(dim) or _rows(dim, capacity) for dim in given.shape),
                 _NUMPY[given.type],
             )
             for given in session.get_inputs()
@@ -103,6 +101,8 @@ class Conversation:
         return np.concatenate(logits)
 
 
-def _rolling(dim: str, capacity: int) -> int:
-    """Rows of a rolling cache: as many as the others have, and at least the window's."""
+def _rows(dim: str, capacity: int) -> int:
+    """Rows of a cache that has one every few tokens; those of a rolling one: as many as the others, and at least the window's."""
+    if (tokens := tokens_a_row(dim)) is not None:
+        return -(-capacity // tokens)
     return max(capacity, int(dim.removeprefix(ROLLING)))

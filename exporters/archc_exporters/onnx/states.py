@@ -20,6 +20,7 @@ GENAI_INPUTS = {"input_ids": ("batch", "seq"), "attention_mask": ("batch", "tota
 """What onnxruntime-genai feeds instead, int64: ones for the tokens that a row holds, and positions of the new ones."""
 ROLLING = "window_capacity_"
 """Begins the name of a rolling cache's dimension of rows; the window, which is the least number of them, ends it."""
+_STEPS = re.compile(r"^ceil\(\(capacity\)/(?P<tokens>\d+)\)$")
 _LAYER = re.compile(r"^(?:(?P<stack>.+)\.)?layers\.(?P<index>\d+)\.(?P<rest>.+)$")
 
 
@@ -41,6 +42,14 @@ def onnx_state_names(graph: Graph) -> dict[str, str]:
         names[name] = ".".join((PAST, *stack, *between, ending))
     assert len(set(names.values())) == len(names), f"cache names collide: {sorted(names.values())}"
     return names
+
+
+def tokens_a_row(dim: int | str) -> int | None:
+    """Tokens to a row of a dimension of a cache: 1 for ``capacity``, n for ``ceil((capacity)/n)``; None where it doesn't grow."""
+    if dim == "capacity":
+        return 1
+    match = _STEPS.match(str(dim))
+    return int(match["tokens"]) if match else None
 
 
 def present_name(past_name: str) -> str:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, StringConstraints, ValidationError
 
 from archc.errors import ArchcError
+from archc.units import tensor_bytes
 
 CONTRACT, FORMAT = "archc.json", 1
 MODEL, DATA = "model.onnx", "model.onnx.data"
 LENGTHS = ("input_ids", "past_length", "seq_length", "kv_length", "max_length")
 """The inputs of every file that archc's own runtime runs."""
+_STEPS = re.compile(r"^ceil\(\(capacity\)/(\d+)\)$")
+Dimension = Annotated[str, StringConstraints(pattern=r"^(batch|capacity|ceil\(\(capacity\)/\d+\))$")]
+"""``ceil((capacity)/n)``: a row every n tokens."""
 
 
 class _Plain(BaseModel):
@@ -33,7 +39,7 @@ class Cache(_Plain):
     input: str
     output: str
     dtype: str
-    shape: tuple[int | Literal["batch", "capacity"], ...]
+    shape: tuple[int | Dimension, ...]
     growth: Literal["append", "ring", "fixed"]
     bytes_per_token: int
     bytes_per_sequence: int
@@ -42,7 +48,20 @@ class Cache(_Plain):
     def allocated(self, *, batch: int, capacity: int) -> tuple[int, ...]:
         """The shape for so many sequences and rows."""
         sizes = {"batch": batch, "capacity": capacity}
-        return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in self.shape)
+        return tuple(dim if isinstance(dim, int) else sizes.get(dim) or _rows(dim, capacity) for dim in self.shape)
+
+    def bytes(self, capacity: int) -> int:
+        """Bytes of one sequence."""
+        if any(isinstance(dim, str) and _STEPS.match(dim) for dim in self.shape):
+            return tensor_bytes(prod(self.allocated(batch=1, capacity=capacity)), self.dtype)
+        return self.bytes_per_sequence + self.bytes_per_token * capacity
+
+
+def _rows(dim: str, capacity: int) -> int:
+    """Rows of a cache that has one every few tokens."""
+    match = _STEPS.match(dim)
+    assert match is not None, f"{dim} is no dimension of a cache"
+    return -(-capacity // int(match[1]))
 
 
 class Made(_Plain):
@@ -85,7 +104,7 @@ class Contract(_Plain):
 
     def cache_bytes(self, *, batch: int, capacity: int) -> int:
         """Bytes of all caches together, each counted once."""
-        return batch * sum(cache.bytes_per_sequence + cache.bytes_per_token * capacity for cache in self.caches)
+        return batch * sum(cache.bytes(capacity) for cache in self.caches)
 
     def eos(self) -> tuple[int, ...]:
         """Ids that end a text."""

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from archc_exporters.onnx.placement.element_types import all_graphs, opsets, type_name
-from archc_exporters.onnx.states import PAST, present_name
+from archc_exporters.onnx.states import PAST, present_name, tokens_a_row
 
 BITS = {"double": 64, "float": 32, "int64": 64, "uint64": 64, "int32": 32, "uint32": 32, "int4": 4, "uint4": 4}
 """Bits of an element; 16 for every other type that ends in 16, 8 for the rest."""
@@ -31,7 +31,8 @@ class Cache:
     """A cache: its input, the output that replaces it (None where there is none), type and shape.
 
     Attributes:
-        bytes_per_token: bytes a sequence and a row of the dimension that grows; 0 where none but the first has a name.
+        bytes_per_token: bytes a sequence and a token of the dimension that grows, rounded down where a row comes every few
+            tokens; 0 where none but the first has a name.
         bytes_per_sequence: bytes a sequence where no dimension grows, else 0.
     """
 
@@ -116,13 +117,14 @@ def _tensors(values: Iterable[onnx.ValueInfoProto]) -> tuple[Tensor, ...]:
 def _cache(tensor: Tensor, outputs: set[str]) -> Cache:
     output = present_name(tensor.name)
     size = prod(dim for dim in tensor.shape if isinstance(dim, int)) * bits(tensor.dtype) // 8
-    grows = any(isinstance(dim, str) for dim in tensor.shape[1:])
+    names = [dim for dim in tensor.shape[1:] if isinstance(dim, str)]
+    grows = bool(names)
     return Cache(
         name=tensor.name,
         output=output if output in outputs else None,
         dtype=tensor.dtype,
         shape=tensor.shape,
-        bytes_per_token=size if grows else 0,
+        bytes_per_token=size // (tokens_a_row(names[0]) or 1) if grows else 0,
         bytes_per_sequence=0 if grows else size,
     )
 
