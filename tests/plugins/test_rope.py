@@ -6,7 +6,12 @@ import warnings
 
 import pytest
 
+from archc.errors import GraphError
 from archc.expansion import expand
+from archc.graph.lockfile import to_text
+from archc.graph.vocabulary import Builder
+from archc.ir.size import BATCH, SEQ
+from archc.ir.values import TensorType
 from archc.ops.rotary import RopeTable
 from archc.spec.load import loads_spec
 from tests.plugins.specs import gqa, mla, tiny
@@ -90,6 +95,38 @@ def test_the_softmax_scale_of_latent_attention_has_the_square_of_mscale_all_dim(
     graph = expand(loads_spec(tiny(mla(), position=position(1e4, {"kind": "yarn", **numbers}))))
     (scale,) = {node.op.scale for _, node in graph.walk() if node.op.op_name == "latent_attention"}
     assert scale == pytest.approx(12**-0.5 * root**2, rel=1e-9)
+
+
+def rotated(rope, **keys):
+    """The op that a position places on two heads of 8 channels."""
+    g = Builder()
+    rope.rotate(g, g.add_input("x", TensorType((BATCH, SEQ, 16))), head_dim=8, **keys)
+    return list(g.root.nodes())[-1].op
+
+
+def test_trailing_says_nothing_new_where_the_mixer_turns_its_last_channels_and_is_refused_elsewhere():
+    plain, stated = (
+        expand(loads_spec(tiny(mla(), position=f"{{kind: rope, theta: 100.0{more}}}")))
+        for more in ("", ", trailing: true")
+    )
+    assert to_text(plain) == to_text(stated)
+    rope = loads_spec(tiny(position="{kind: rope, theta: 100.0, trailing: true}")).position
+    for dim, offset in ((4, 0), (4, 3), (4, None)):
+        with pytest.raises(GraphError, match="turns channels that are not its last ones: trailing has no place here"):
+            rotated(rope, dim=dim, offset=offset)
+    assert rotated(rope, dim=4, offset=4).offset == 4
+
+
+def test_trailing_among_channels_that_all_turn_is_refused():
+    spec = loads_spec(tiny(gqa(), position="{kind: rope, theta: 100.0, trailing: true}"))
+    with pytest.raises(GraphError, match="trailing has no effect while partial_rotary_factor is 1"):
+        expand(spec)
+
+
+def test_a_share_of_the_channels_has_no_place_where_the_mixer_says_which_turn():
+    spec = loads_spec(tiny(mla(), position="{kind: rope, theta: 100.0, partial_rotary_factor: 0.5}"))
+    with pytest.raises(GraphError, match="says which channels turn: partial_rotary_factor has no place here"):
+        expand(spec)
 
 
 @pytest.mark.torch

@@ -99,7 +99,6 @@ RULES = [
         "    expert",
         "moe can't be an expert: it is no plain or gated feed-forward",
     ),
-    ("position", "  trailing: true\n", "trailing", "has no effect while partial_rotary_factor is 1"),
     ("position", LLAMA3, "high_freq_factor", "should be at least low_freq_factor, 4.0"),
     ("position", f"{YARN}    beta_fast: 0.5\n", "beta_fast", "should be at least beta_slow, 1.0"),
     ("  theta: 1.0e+4\n", "  theta: 1.0\n", "theta", "should be above 1"),

@@ -16,6 +16,7 @@ TINY = ("tiny-llama", "tiny-kimi-linear", "tiny-deepseek-v3", "tiny-gpt-oss", "t
 
 GQA = "kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16"
 MLA = "kind: mla, num_heads: 2, kv_lora_rank: 24, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 12"
+SPARSE_MLA = MLA.replace("mla", "sparse_mla") + ", q_lora_rank: 20, indexer: {num_heads: 16, head_dim: 12, topk: 7}"
 KDA = "kind: kda, num_heads: 2, head_dim: 16"
 GATED_DELTANET = "kind: gated_deltanet, num_key_heads: 2, num_value_heads: 4, key_head_dim: 16, value_head_dim: 12"
 MAMBA2 = "kind: mamba2, num_heads: 4, head_dim: 12, state_size: 16"
@@ -45,6 +46,7 @@ MIXERS = {
     "gqa slopes and sinks in a chunk": f"{{{GQA}, position: alibi, attention_chunk_size: 6, sink_logits: true}}",
     "mla": f"{{{MLA}}}",
     "mla q lora": f"{{{MLA}, q_lora_rank: 20, bias: true, output_gate: true}}",
+    "sparse_mla": f"{{{SPARSE_MLA}}}",
     "kda": f"{{{KDA}}}",
     "kda full rank gate": f"{{{KDA}, full_rank_gate: true, decay_floor: -5.0, conv_kernel: 2}}",
     "gated_deltanet": f"{{{GATED_DELTANET}}}",

@@ -16,8 +16,8 @@ from tests.torch_backend.examples import FFNS, KDA, MIXERS, TINY, ids_for, livel
 
 pytestmark = pytest.mark.torch
 
-MIXING = ("attention", "latent_attention", "linear_attention", "state_space")
-ONE_OF_EACH = ["gqa", "gqa short window", "mla", "kda", "gated_deltanet", "mamba2 groups"]
+MIXING = ("attention", "latent_attention", "sparse_latent_attention", "linear_attention", "state_space")
+ONE_OF_EACH = ["gqa", "gqa short window", "mla", "sparse_mla", "kda", "gated_deltanet", "mamba2 groups"]
 
 # Pieces of one conversation: a prefill, a chunk shorter than every window, one longer than the short ones, then decode.
 PIECES = [("many", 13), ("many", 4), ("many", 9), ("few", 1), ("few", 1)]
@@ -94,7 +94,9 @@ def test_the_counter_sees_inside_every_attention(mixer, form):
 
 
 @pytest.mark.parametrize(
-    "mixer", [name for name in MIXERS if not name.startswith(("kda", "gated_deltanet", "lightning", "mamba2"))]
+    "mixer",
+    # What an indexer chooses has no gradient (tests/plugins/test_sparse_mla.py).
+    [n for n in MIXERS if not n.startswith(("kda", "gated_deltanet", "lightning", "mamba2", "sparse_mla"))],
 )
 def test_the_backward_of_a_mixer_costs_twice_its_forward(mixer):
     check_training(small_spec(MIXERS[mixer], layers=1), "needed", seq=9)

@@ -77,6 +77,6 @@ class SparseMLA(MLA):
 
 
 def _in_halves(position: Position) -> Position:
-    """The position with channel i turning beside i + d/2: the indexer's always do, whatever the attention's."""
-    interleaved = getattr(position, "interleaved", False)
-    return position.model_copy(update={"interleaved": False}) if interleaved else position
+    """The position with leading channels i turning beside i + d/2: the indexer's always do, whatever the attention's."""
+    own = {key: False for key in ("interleaved", "trailing") if getattr(position, key, False)}
+    return position.model_copy(update=own) if own else position

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -23,7 +22,7 @@ class Rope(Position):
     theta: Annotated[float, Field(gt=1)]
     """Base of the frequencies."""
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the head's channels that turn, leading ones."""
+    """Share of the head's channels that turn, leading ones; some mixers say themselves which do."""
     interleaved: bool = False
     """Pairs are (2i, 2i + 1) instead of (i, i + d/2)."""
     trailing: bool = False
@@ -31,16 +30,19 @@ class Rope(Position):
     scaling: Annotated[Any, Slot("scaling")] = None
     """A change of the frequencies for longer contexts. Default: none."""
 
-    def rules(self) -> Iterator[tuple[str, str]]:
-        if self.trailing and self.partial_rotary_factor == 1.0:
-            yield "trailing", "has no effect while partial_rotary_factor is 1"
-
     def rotate(
         self, g: Builder, x: Value, *, head_dim: int, dim: int | None = None, offset: int | None = None
     ) -> Value:
-        if dim is not None and (self.trailing or self.partial_rotary_factor != 1.0):
+        if dim is None:
+            if self.trailing and self.partial_rotary_factor == 1.0:
+                raise GraphError(
+                    f"{g.path}: trailing has no effect while partial_rotary_factor is 1: all channels turn"
+                )
+        elif self.partial_rotary_factor != 1.0:
+            raise GraphError(f"{g.path}: this mixer says which channels turn: partial_rotary_factor has no place here")
+        elif self.trailing and offset != head_dim - dim:
             raise GraphError(
-                "this mixer says which channels turn: partial_rotary_factor and trailing have no place here"
+                f"{g.path}: this mixer turns channels that are not its last ones: trailing has no place here"
             )
         turned = int(head_dim * self.partial_rotary_factor) if dim is None else dim
         if turned > MAX_TURNED:
