@@ -44,12 +44,12 @@ def chosen_pairs_twice(pairs: Pairs, form: Form, block: int, count: int) -> Dim:
         return SEQ * 2 * (TOTAL if form == "many" else minimum(TOTAL, count * block))
 
     def seen_twice(tokens: Dim) -> Dim:
-        inside = minimum(tokens, count * block)
-        rest = tokens - inside
-        whole = whole_blocks(rest, block)
-        part = rest - whole * block
-        earlier = rest * (2 * (count - 1) * block)
-        return inside * inside + inside + earlier + whole * (block * (block + 1)) + part * part + part
+        whole = whole_blocks(tokens, block)
+        part, reached = tokens - whole * block, minimum(whole, count)
+        own = whole * (block * (block + 1)) + part * part + part
+        # Blocks below ``count`` are after all that are before them, later ones after count - 1.
+        before_whole = reached * reached - reached + (whole - reached) * (2 * (count - 1))
+        return own + before_whole * (block * block) + minimum(whole, count - 1) * part * (2 * block)
 
     return seen_twice(TOTAL) - seen_twice(PAST)
 

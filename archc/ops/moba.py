@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
-from archc.ir.size import BATCH, CAPACITY, TOTAL, Dim, ceil_div
+from archc.ir.size import BATCH, CAPACITY, TOTAL, Dim, ceil_div, minimum, product
 from archc.ir.values import MODEL_DTYPE, State, TensorType
 from archc.ops.blocks import chosen_pairs_twice, earlier_blocks_twice, whole_blocks
 
@@ -59,6 +59,13 @@ class MixtureOfBlockAttention(Op):
             "value": state("value", TOTAL, CAPACITY),
             "block_key": state("block_key", whole_blocks(TOTAL, self.block_size), ceil_div(CAPACITY, self.block_size)),
         }
+
+    def read_elements(self, role: str, state: State) -> Dim:
+        """Of keys and values at most the blocks that the query heads of a group choose, no earlier one twice."""
+        if role == "block_key":
+            return product(state.used)
+        blocks = 1 + self.num_heads // self.num_kv_heads * (self.topk - 1)
+        return BATCH * minimum(TOTAL, blocks * self.block_size) * (self.num_kv_heads * self.head_dim)
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         """A product with each earlier block's mean, and attention; means and the choice are elementwise."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
-from archc.ir.size import BATCH, CAPACITY, PAST, TOTAL, Dim, ceil_div
+from archc.ir.size import BATCH, CAPACITY, PAST, TOTAL, Dim, ceil_div, minimum, product
 from archc.ir.values import MODEL_DTYPE, Growth, Param, Role, State, TensorType
 from archc.ops.blocks import chosen_pairs_twice, compressed_pairs_twice, compressed_rows
 
@@ -95,6 +95,13 @@ class NativeSparseAttention(Op):
             },
             **{name: state(name, dim, TOTAL, CAPACITY) for name, dim in dims},
         }
+
+    def read_elements(self, role: str, state: State) -> Dim:
+        """Of keys and values the chosen blocks only."""
+        if role not in ("key", "value"):
+            return product(state.used)
+        rows = minimum(TOTAL, self.num_selected_blocks * self.select_block_size)
+        return BATCH * rows * (self.num_kv_heads * (self.key_dim if role == "key" else self.value_dim))
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         """The map of each block that becomes complete, and two attentions; choosing is elementwise."""

@@ -89,10 +89,11 @@ def choose(
     return ctx.ops("TopK", score, most, dtypes=(None, INT64), axis=-1, sorted=0)[1]
 
 
-def rows_mask(ctx: Lowering, chosen: ir.Value, cache: ir.Value, block: int) -> ir.Value:
+def rows_mask(ctx: Lowering, chosen: ir.Value, score: ir.Value, cache: ir.Value, block: int) -> ir.Value:
     """0 for rows in use that a token sees, the lowest useful number elsewhere, (batch, N, seq, T) in the model's dtype.
 
-    They are rounded up to a multiple of 8, because CUDA's memory-efficient kernel wants a multiple of 4 under a mask.
+    ``chosen`` are those of ``score`` (batch, N, seq, J). Rows are rounded up to a multiple of 8, because CUDA's
+    memory-efficient kernel wants a multiple of 4 under a mask.
     """
 
     def causal() -> tuple[ir.Value, ir.Value]:
@@ -101,10 +102,10 @@ def rows_mask(ctx: Lowering, chosen: ir.Value, cache: ir.Value, block: int) -> i
         return end, ctx.op("LessOrEqual", first_rows(ctx, cache, end), query, dtype=BOOL)
 
     end, seen = ctx.shared("causal over the used rows", causal)
-    ahead = ctx.op("Slice", ctx.op("Shape", chosen, dtype=INT64), ctx.ints(0), ctx.ints(3), ctx.ints(0))
-    shape = ctx.op("Concat", ahead, used_blocks(ctx, cache, block), axis=0)
+    # From shapes of what is there: one that is put together inside an If would be copied to the device and back.
+    none = ctx.filled(ctx.op("Shape", score, dtype=INT64), 0, BOOL)
     ones = ctx.filled(ctx.op("Shape", chosen, dtype=INT64), 1, BOOL)
-    taken = ctx.op("ScatterElements", ctx.filled(shape, 0, BOOL), chosen, ones, axis=-1)
+    taken = ctx.op("ScatterElements", none, chosen, ones, axis=-1)
     taken = ctx.op("Expand", ctx.op("Unsqueeze", taken, ctx.ints(4)), ctx.ints(1, 1, 1, 1, block))
     taken = ctx.op("Slice", ctx.op("Reshape", taken, ctx.ints(0, 0, 0, -1)), ctx.ints(0), end, ctx.ints(3))
     return _mask(ctx, ctx.op("And", taken, seen))

@@ -29,10 +29,11 @@ def mixture_of_block_attention(ctx: Lowering, node: Node, q: ir.Value, k: ir.Val
     q = to_heads(ctx, q, op.num_heads, op.head_dim)
     keys = append(ctx, node, "key", to_heads(ctx, k, op.num_kv_heads, op.head_dim))
     values = append(ctx, node, "value", to_heads(ctx, v, op.num_kv_heads, op.head_dim))
-    chosen = choose(ctx, _gates(ctx, node, op, q, keys), keys, block=op.block_size, count=op.topk)
+    score = _gates(ctx, node, op, q, keys)
+    chosen = choose(ctx, score, keys, block=op.block_size, count=op.topk)
     o = ctx.choose(
         is_many(ctx),
-        lambda: (_many(ctx, op, q, keys, values, chosen),),
+        lambda: (_many(ctx, op, q, keys, values, (chosen, score)),),
         lambda: (_one(ctx, op, q, keys, values, chosen),),
         (ctx.dtype,),
     )[0]
@@ -55,11 +56,16 @@ def _gates(ctx: Lowering, node: Node, op: ops.MixtureOfBlockAttention, q: ir.Val
 
 
 def _many(
-    ctx: Lowering, op: ops.MixtureOfBlockAttention, q: ir.Value, keys: ir.Value, values: ir.Value, chosen: ir.Value
+    ctx: Lowering,
+    op: ops.MixtureOfBlockAttention,
+    q: ir.Value,
+    keys: ir.Value,
+    values: ir.Value,
+    choice: tuple[ir.Value, ir.Value],
 ) -> ir.Value:
     end = used_rows(ctx, capacity_rows(ctx, keys))
     k, v = (ctx.op("Slice", x, ctx.ints(0), end, ctx.ints(2)) for x in (keys, values))
-    return ctx.op("Attention", q, k, v, rows_mask(ctx, chosen, keys, op.block_size), scale=op.scale)
+    return ctx.op("Attention", q, k, v, rows_mask(ctx, *choice, keys, op.block_size), scale=op.scale)
 
 
 def _one(

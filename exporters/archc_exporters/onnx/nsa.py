@@ -64,7 +64,7 @@ def native_sparse_attention(
     )
     selected = ctx.choose(
         is_many(ctx),
-        lambda: (_many(ctx, op, q, keys, values, chosen),),
+        lambda: (_many(ctx, op, q, keys, values, (chosen, score)),),
         lambda: (_one(ctx, op, q, keys, values, chosen),),
         (ctx.dtype,),
     )[0]
@@ -158,11 +158,16 @@ def _block_scores(
 
 
 def _many(
-    ctx: Lowering, op: ops.NativeSparseAttention, q: ir.Value, keys: ir.Value, values: ir.Value, chosen: ir.Value
+    ctx: Lowering,
+    op: ops.NativeSparseAttention,
+    q: ir.Value,
+    keys: ir.Value,
+    values: ir.Value,
+    choice: tuple[ir.Value, ir.Value],
 ) -> ir.Value:
     """Key-value heads become sequences, so that no mask is copied for a query head: (batch, N, seq, V)."""
     end = used_rows(ctx, capacity_rows(ctx, keys))
-    mask = ctx.op("Reshape", rows_mask(ctx, chosen, keys, op.select_block_size), ctx.ints(-1, 1, 0, 0))
+    mask = ctx.op("Reshape", rows_mask(ctx, *choice, keys, op.select_block_size), ctx.ints(-1, 1, 0, 0))
     query = ctx.op("Reshape", q, ctx.ints(-1, op.num_heads // op.num_kv_heads, 0, 0))
     k, v = (
         ctx.op("Reshape", ctx.op("Slice", x, ctx.ints(0), end, ctx.ints(2)), ctx.ints(-1, 1, 0, 0))

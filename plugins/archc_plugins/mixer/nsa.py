@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from archc.families import Mixer
 from archc.graph.vocabulary import Builder
@@ -33,7 +33,7 @@ class NSA(Mixer):
     """Channels of a query and key head."""
     v_head_dim: PositiveInt | None = None
     """Channels of a value head. Default: head_dim."""
-    compress_block_size: PositiveInt
+    compress_block_size: Annotated[int, Field(ge=2)]
     """Keys that become one compressed key."""
     compress_stride: PositiveInt
     """Tokens from one compressed block to the next."""
@@ -53,8 +53,6 @@ class NSA(Mixer):
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.num_heads % self.num_kv_heads:
             yield "num_kv_heads", f"should divide num_heads, {self.num_heads} (found {self.num_kv_heads})"
-        if self.compress_block_size < 2:
-            yield "compress_block_size", "should be at least 2: a block of 1 compresses nothing"
         for name, size in (
             ("compress_block_size", self.compress_block_size),
             ("select_block_size", self.select_block_size),
