@@ -18,7 +18,7 @@ OPTIONS = {
         "--json",
     ],
     "complexity": ["SPEC", "--at", "--batch-size", "--set", "--json"],
-    "show": ["SPEC", "--resolved", "--lock", "--set", "--json"],
+    "show": ["SPEC", "--resolved", "--lock", "--diagram", "--set", "--json"],
     "validate": ["FILE...", "--lock", "--json"],
     "build": ["SPEC", "--output", "--device", "--dtype", "--max-model-len", "--seed", "--set", "--json"],
     "export": [

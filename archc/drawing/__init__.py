@@ -1,0 +1,1 @@
+"""Diagrams of architectures as SVG: what is drawn (picture), where it stands (layout), and the file (svg)."""
