@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
-from archc.ir.size import BATCH, CAPACITY, SEQ, TOTAL, Dim
+from archc.ir.size import BATCH, CAPACITY, SEQ, TOTAL, Dim, minimum, product
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
 from archc.ops.attention import causal_pairs_twice
 
@@ -65,6 +65,12 @@ class SparseLatentAttention(Op):
             "latent": rows("latent", self.kv_lora_rank + self.rope_dim),
             "index_key": rows("index_key", self.index_dim),
         }
+
+    def read_elements(self, role: str, state: State) -> Dim:
+        """Every index key, and the rows that are chosen."""
+        if role == "index_key":
+            return product(state.used)
+        return BATCH * minimum(TOTAL, self.topk) * (self.kv_lora_rank + self.rope_dim)
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         heads, rank, nope, rope, value = self.num_heads, self.kv_lora_rank, self.nope_dim, self.rope_dim, self.value_dim

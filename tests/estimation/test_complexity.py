@@ -30,6 +30,13 @@ GROWTHS = {
     ("mamba2-2.7b", "mamba"): ("O(n)", "O(1)", "O(1)"),
     ("jamba-v0.1", "mamba"): ("O(n)", "O(1)", "O(1)"),
     ("qwen3-next-80b-a3b", "gdn"): ("O(n)", "O(1)", "O(1)"),
+    ("retnet", "retention"): ("O(n)", "O(1)", "O(1)"),
+    ("gla", "gla"): ("O(n)", "O(1)", "O(1)"),
+    ("performer", "favor"): ("O(n)", "O(1)", "O(1)"),
+    # Those that choose their keys score something of every earlier one.
+    ("deepseek-v3.2", "dsa"): ("O(n^2)", "O(n)", "O(n)"),
+    ("nsa-demo", "nsa"): ("O(n^2)", "O(n)", "O(n)"),
+    ("moba-demo", "moba"): ("O(n^2)", "O(n)", "O(n)"),
 }
 
 
@@ -220,6 +227,14 @@ def test_a_fixed_state_is_read_and_written_and_rows_are_read():
     less = [evaluate(kda.costs.prefill_bytes, {"n": 1, "batch": batch}) for batch in (1, 2)]
     # In one token's prefill the same is moved, less the state that is not there to be read.
     assert (more[1] - more[0]) - (less[1] - less[0]) == state
+
+
+def test_attention_to_chosen_keys_reads_no_others():
+    dsa = kind_of("deepseek-v3.2", "dsa").costs.decode_bytes
+    read = [evaluate(dsa, {"n": n, "batch": 1}) for n in (2046, 2047, 2048, 2049, 100_000, 100_001)]
+    # A row of latents beside an index key of 128 channels, until 2048 rows are chosen; then the index key alone.
+    assert read[1] - read[0] == read[2] - read[1] == 2 * (576 + 128)
+    assert read[3] - read[2] == read[5] - read[4] == 2 * 128
 
 
 @pytest.mark.parametrize("lengths", [[0], [4, -1]])
