@@ -85,6 +85,23 @@ def test_texts_of_any_length_train_on_two_graphs(name):
     assert counter.frame_count == 2
 
 
+def test_an_indexer_compiles_whole_and_its_decoding_on_one_graph():
+    model = lively(small_spec(MIXERS["sparse_mla"], layers=1))
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(model, fullgraph=True, backend=counter)
+    ids = ids_for(model, 2, 60)
+    cache = archc.new_cache(model, batch=2, max_model_len=60)
+    expected = model(ids)
+    assert_close(run(ids), expected, 2e-5)
+    counter.frame_count = 0
+    with torch.no_grad():
+        parts = [model(ids[:, :20], Step.at(0, 20), cache)]
+        parts += [run(ids[:, past : past + 1], Step.at(past, 1), cache) for past in range(20, 60)]
+    assert_close(torch.cat(parts, 1), expected, 2e-5)
+    # The first step is compiled as it is, all others with a symbolic past.
+    assert counter.frame_count <= 2
+
+
 @pytest.mark.parametrize("ffn", [name for name in FFNS if name.startswith("moe")])
 def test_a_mixture_of_experts_does_not_break_the_graph(ffn):
     model = lively(small_spec(ffn=FFNS[ffn], layers=1))
