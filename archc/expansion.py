@@ -10,11 +10,12 @@ from pydantic import BaseModel
 
 from archc import registry
 from archc.errors import GraphError
-from archc.families import FFN, Block, CachePolicy, Mixer, Norm, Position
+from archc.families import FFN, Block, CachePolicy, Embedding, Mixer, Norm, Position, Tokenizer
 from archc.graph.graph import Graph
 from archc.graph.vocabulary import Builder
-from archc.ir.size import BATCH, SEQ
-from archc.ir.values import TensorType, Value
+from archc.ir.size import BATCH, SEQ, SOURCE, Dim
+from archc.ir.values import Param, TensorType, Value
+from archc.ops.position import TokenIndex
 from archc.spec.kind import Kind
 from archc.spec.schema import LayerPlan, Spec, Stack
 
@@ -25,40 +26,57 @@ def expand(spec: Spec) -> Graph:
     Raises:
         GraphError: a kind builds something illegal; the message names the scope and the op.
     """
-    g = Builder(max_position_embeddings=spec.max_position_embeddings)
-    ids = spec.tokenizer.ids()
-    x, table = spec.embedding.define(g, g.sources["input_ids"], vocab_size=ids)
-    surroundings = _Surroundings(spec, spec.stack)
-    x = spec.embedding.finish(g, surroundings.position.embed(g, x), norm=surroundings.norm)
-    x = _layers(g, spec, surroundings, spec.schedule(), x)
-    if surroundings.final_norm:
-        x = surroundings.norm.define(g, "norm", x)
-    output = spec.head.define(g, x, table=table, tied=spec.embedding.tied())
-    g.root.outputs.append(output)
+    g = Builder(max_position_embeddings=spec.max_position_embeddings, has_tokens=False)
+    stacks = [_Surroundings(spec, section, stack) for section, stack in spec.stacks().items()]
+    last = stacks[-1]
+    # The stack that the head reads owns the plain names, so that a decoder is called like any other.
+    for around in reversed(stacks):
+        _declare(g, around, SEQ if around is last else SOURCE, prefix="" if around is last else "encoder_")
+    shared = len(stacks) > 1 and all(around.shares_table for around in stacks)
+    x, table = None, None
+    for around in stacks:
+        if x is not None:
+            g.memory, g.memory_padding = x, g.inputs.get("encoder_attention_mask")
+        section = f"{around.section}." if len(stacks) > 1 else ""
+        x, table = _stack(g, spec, around, table if shared else None, section, is_shared=shared)
+    assert x is not None, "a spec has a stack"
+    g.norm = lambda name, value: last.norm.define(g, name, value)
+    found = spec.head.define(g, x, table=table, tied=last.embedding.tied())
+    outputs: dict[str, Value] = {spec.head.output: found} if isinstance(found, Value) else dict(found)
+    g.root.outputs += list(outputs.values())
     return Graph(
         name=spec.name,
         root=g.root,
         dtype=spec.dtype,
-        vocab_size=ids,
+        vocab_size=last.tokenizer.ids() or None,
         max_position_embeddings=spec.max_position_embeddings,
-        num_layers=spec.stack.num_layers,
+        num_layers=sum(around.stack.num_layers for around in stacks),
+        mask=last.mask,
         inputs=g.inputs,
-        outputs={spec.head.output: output},
+        outputs=outputs,
         plugins=_plugins(spec),
-        policies=surroundings.policies(spec),
+        policies={name: rule for around in stacks for name, rule in around.policies(spec).items()},
         mtp=_mtp(spec) if spec.mtp is not None else None,
     )
 
 
 class _Surroundings:
-    """The defaults of a stack: the nearest statement of position, norm, cache and block."""
+    """A stack and the nearest statement of whatever holds for it: position, norm, cache, block, embedding, tokenizer."""
 
-    def __init__(self, spec: Spec, stack: Stack) -> None:
+    def __init__(self, spec: Spec, section: str, stack: Stack) -> None:
+        self.section, self.stack = section, stack
+        self.mask = stack.mask or "causal"
+        self.tokenizer: Tokenizer = stack.tokenizer or spec.tokenizer
+        self.embedding: Embedding = stack.embedding or spec.embedding
         self.position: Position = stack.position or spec.position
         self.norm: Norm = stack.norm or spec.norm
         self.cache: CachePolicy = stack.cache or spec.cache
-        self.block: Block = stack.block or spec.stack.block
+        self.block: Block = stack.block or spec.main.block
         self.final_norm = self.block.final_norm_default if stack.final_norm is None else stack.final_norm
+        self.shares_table = stack.tokenizer is None and stack.embedding is None
+        self.tokens: Value | None = None
+        self.positions: Value | None = None
+        self.padding: Value | None = None
 
     def policies(self, spec: Spec) -> dict[str, tuple[str, int | None]]:
         """Mixer -> (the cache policy that rules it, tokens a block where it gives out blocks)."""
@@ -73,19 +91,65 @@ class _Surroundings:
         return mixer.model_copy(update=missing)
 
 
+def _declare(g: Builder, around: _Surroundings, tokens: Dim, *, prefix: str) -> None:
+    """The inputs that a stack reads; ``prefix`` begins the names of those of an encoder that a decoder reads."""
+    embedding = around.embedding
+    around.tokens = g.add_input(f"{prefix}{embedding.source}", embedding.input_type(tokens))
+    if not embedding.has_length:
+        kind = TensorType((BATCH, tokens), "int64")
+        around.positions = g.add_input(f"{prefix}positions", kind)
+        if around.mask == "bidirectional":
+            around.padding = g.add_input(f"{prefix}attention_mask", kind)
+        elif around.mask == "prefix":
+            g.prefix_length = g.add_input("prefix_length", TensorType((BATCH,), "int64"))
+
+
+def _stack(
+    g: Builder, spec: Spec, around: _Surroundings, table: Param | None, section: str, *, is_shared: bool
+) -> tuple[Value, Param | None]:
+    """A stack from what it reads to its final norm, and its table. ``section`` begins its names where there are two stacks.
+
+    A table that stacks share is made for the first and stands before both; the next is given it.
+    """
+    ids, embedding = around.tokens, around.embedding
+    assert ids is not None, "a stack reads something"
+    g.prefix = "" if is_shared and table is None else section
+    given = {} if table is None else {"table": table}
+    x, table = embedding.define(g, ids, vocab_size=around.tokenizer.ids(), **given)
+    g.prefix = section
+    length = g.max_position_embeddings
+    if around.positions is None:
+        (around.positions,) = g.emit(TokenIndex(), (x,))
+        g.max_position_embeddings = embedding.num_tokens()
+    g.sources["positions"] = around.positions
+    g.mask, g.padding = around.mask, around.padding
+    g.embedded = x
+    x = embedding.finish(g, around.position.embed(g, x), norm=around.norm)
+    plans = spec.schedule(around.section)
+    x = _layers(g, spec, around, plans, x)
+    if around.final_norm:
+        x = around.norm.define(g, "norm", x)
+    g.prefix, g.max_position_embeddings = "", length
+    return x, table
+
+
 def _layers(g: Builder, spec: Spec, around: _Surroundings, plans: Iterable[LayerPlan], x: Value) -> Value:
     mixers = {name: around.fill(mixer) for name, mixer in spec.mixers.items()}
     plans = tuple(plans)
     g.num_layers = len(plans)
+    streams = around.block.enter(g, x)
     for index, plan in enumerate(plans):
-        mixer = mixers[plan.mixer] if plan.mixer is not None else None
-        ffn = spec.ffns[plan.ffn] if plan.ffn is not None else None
-        label = " + ".join(name for name in (plan.mixer, plan.ffn) if name is not None)
-        x = g.layer(index, _layer, x, key=plan, label=label, plan=plan, mixer=mixer, ffn=ffn, around=around)
+        names = [name for name in (plan.mixer, plan.cross, plan.ffn) if name is not None]
+        label = g.prefix.replace(".", " ") + " + ".join(names)
+        key = (around.section, plan)
+        found = g.layer(
+            index, _layer, *streams, key=key, label=label, plan=plan, spec=spec, mixers=mixers, around=around
+        )
+        streams = (found,) if isinstance(found, Value) else tuple(found)
     forgetful = {name: mixer for name, mixer in mixers.items() if mixer.cache.kept() is not None}
     if forgetful:
         _check_forgetting(g, forgetful)
-    return x
+    return around.block.leave(g, streams)
 
 
 def _check_forgetting(g: Builder, mixers: Mapping[str, Mixer]) -> None:
@@ -104,17 +168,30 @@ def _check_forgetting(g: Builder, mixers: Mapping[str, Mixer]) -> None:
 
 
 def _layer(
-    g: Builder, x: Value, *, plan: LayerPlan, mixer: Mixer | None, ffn: FFN | None, around: _Surroundings
-) -> Value:
+    g: Builder, *streams: Value, plan: LayerPlan, spec: Spec, mixers: Mapping[str, Mixer], around: _Surroundings
+) -> Value | tuple[Value, ...]:
+    mixer = mixers[plan.mixer] if plan.mixer is not None else None
+    crossing = mixers[plan.cross] if plan.cross is not None else None
+    ffn: FFN | None = spec.ffns[plan.ffn] if plan.ffn is not None else None
     block: Block = mixer.block if mixer is not None else around.block
+    if block.keeps_streams != around.block.keeps_streams:
+        raise GraphError(f"{g.path}: {block.kind_name} can't stand between layers of {around.block.kind_name}")
 
     def place_mixer(value: Value) -> Value:
         assert mixer is not None
-        policy: CachePolicy = mixer.cache
+        return ruled(mixer, "mixer", plan.mixer, mixer.define, value)
+
+    def place_cross(value: Value) -> Value:
+        assert crossing is not None
+        assert g.memory is not None, "a decoder stands behind its encoder"
+        return ruled(crossing, "cross", plan.cross, crossing.cross, value, g.memory)
+
+    def ruled(kind: Mixer, scope: str, name: str | None, define: Any, *values: Value) -> Value:
+        policy: CachePolicy = kind.cache
         before = g.cache_dtype, g.state_dtype, g.kept, g.norm
         g.cache_dtype, g.state_dtype, g.kept, g.norm = policy.kv_dtype(), policy.state_dtype, policy.kept(), place_norm
         try:
-            return g.scope("mixer", mixer.define, value, label=plan.mixer or "", part="mixer")
+            return g.scope(scope, define, *values, label=name or "", part="mixer")
         finally:
             g.cache_dtype, g.state_dtype, g.kept, g.norm = before
 
@@ -128,16 +205,20 @@ def _layer(
 
     def place_norm(name: str, value: Value) -> Value:
         # The norm of a mixer's branch is the mixer's own, that of everything else the stack's.
-        norm = mixer.norm if mixer is not None and name.startswith("mixer") else around.norm
+        own = mixer if name.startswith("mixer") else crossing if name.startswith("cross") else None
+        norm = own.norm if own is not None else around.norm
         return norm.define(g, name, value)
 
-    return block.define(
-        g,
-        x,
-        mixer=place_mixer if mixer is not None else None,
-        ffn=place_ffn if ffn is not None else None,
-        norm=place_norm,
-    )
+    branches: dict[str, Any] = {
+        "mixer": place_mixer if mixer is not None else None,
+        "ffn": place_ffn if ffn is not None else None,
+        "norm": place_norm,
+    }
+    if crossing is not None:
+        branches["cross"] = place_cross
+    if block.keeps_streams:
+        return block.layer(g, streams, **branches)
+    return block.define(g, streams[0], **branches)
 
 
 def _mtp(spec: Spec) -> Graph:
@@ -147,7 +228,7 @@ def _mtp(spec: Spec) -> Graph:
     """
     assert spec.mtp is not None
     g = Builder(max_position_embeddings=spec.max_position_embeddings)
-    around = _Surroundings(spec, spec.mtp)
+    around = _Surroundings(spec, "mtp", spec.mtp)
     width: int = spec.embedding.hidden_size
     kind = TensorType((BATCH, SEQ, width))
     hidden, embedded = g.add_input("hidden_states", kind), g.add_input("input_embeddings", kind)

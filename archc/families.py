@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal
 
 from archc.errors import ArchcError, GraphError
 from archc.graph.vocabulary import Builder
-from archc.ir.values import MODEL_DTYPE, Param, Value
+from archc.ir.size import BATCH, Dim
+from archc.ir.values import MODEL_DTYPE, Param, TensorType, Value
 from archc.ops.elementwise import Activation, GatedActivation
 from archc.ops.moe import Route
 from archc.spec.kind import Kind
@@ -65,6 +66,13 @@ class Position(Kind):
     ) -> Value:
         """Queries or keys (batch, seq, heads x head_dim), turned; ``dim`` channels from ``offset`` where a mixer says which."""
         return x
+
+    def scores(self, g: Builder, *, num_heads: int) -> Value | None:
+        """Numbers that are added to scores, (batch, heads, seq, keys); None where there are none.
+
+        They are minus infinity where a token sees nothing. Placed at the root (``g.hoist``), once for all layers of a stack.
+        """
+        return None
 
     def bias(self, g: Builder, *, num_heads: int, scale: float) -> tuple[float, ...] | None:
         """A slope a head: what scores, themselves multiplied by ``scale``, lose a token of distance; None where nothing."""
@@ -131,9 +139,28 @@ class Block(Kind):
     final_norm_default: ClassVar[bool] = True
     """Whether a stack of such layers ends in a norm unless it says otherwise."""
 
+    keeps_streams: ClassVar[bool] = False
+    """Whether layers hand on more than one value (``enter``, ``layer``, ``leave``), so that all of a stack's must."""
+    takes_cross: ClassVar[bool] = False
+    """Whether ``define`` has a keyword ``cross`` too: the branch of a decoder that reads the encoder."""
+
     @abstractmethod
     def define(self, g: Builder, x: Value, *, mixer: SubLayer | None, ffn: SubLayer | None, norm: NormLayer) -> Value:
-        """One layer around its branches; a half-layer has one of them."""
+        """One layer around its branches; a half-layer has one of them. ``cross`` is given where ``takes_cross``."""
+
+    def enter(self, g: Builder, x: Value) -> tuple[Value, ...]:
+        """What the first layer is given: the embedded tokens, or streams made of them."""
+        return (x,)
+
+    def layer(
+        self, g: Builder, streams: tuple[Value, ...], *, mixer: SubLayer | None, ffn: SubLayer | None, norm: NormLayer
+    ) -> tuple[Value, ...]:
+        """One layer of a layout that keeps streams: what it hands on, as many values as the next one wants."""
+        raise AssertionError(f"{type(self).__name__} keeps streams, so it must define a layer over them")
+
+    def leave(self, g: Builder, streams: tuple[Value, ...]) -> Value:
+        """What the final norm is given: (batch, seq, hidden_size)."""
+        return streams[0]
 
 
 class Mixer(Kind):
@@ -150,6 +177,12 @@ class Mixer(Kind):
     cache: Annotated[Any, Slot("cache", key="policy", default_kind="full")] = None
     """How this mixer's state is stored. Default: the stack's."""
 
+    masks: ClassVar[tuple[str, ...]] = ("causal",)
+    """What its tokens may be told to see: causal, bidirectional, prefix. ``g.mask`` says which holds."""
+    can_cross: ClassVar[bool] = False
+    """Whether it can be the ``cross`` of a decoder, and then has the method."""
+    reads_encoder: ClassVar[bool] = False
+    """Whether it reads the encoder by itself (``g.memory``), so that a decoder of it needs no ``cross``."""
     refuses_slopes: ClassVar[bool] = False
     """Whether it has scores and no place for a slope on them."""
     keeps_rows: ClassVar[bool] = True
@@ -162,6 +195,10 @@ class Mixer(Kind):
     @abstractmethod
     def define(self, g: Builder, x: Value) -> Value:
         """``x``: (batch, seq, hidden_size) -> same shape."""
+
+    def cross(self, g: Builder, x: Value, memory: Value) -> Value:
+        """``x``: (batch, seq, hidden_size) -> same shape, reading ``memory``, the encoder's (batch, source, its width)."""
+        raise AssertionError(f"{type(self).__name__} says that it can cross, so it must define it")
 
 
 class FFN(Kind):
@@ -239,9 +276,27 @@ class Embedding(Kind):
 
     hidden_size: int
 
+    source: ClassVar[str] = "input_ids"
+    """Name of the model's input that it reads: (batch, seq) int64 ids, or what ``input_type`` says."""
+    has_length: ClassVar[bool] = False
+    """Whether it says itself how many tokens there are (``num_tokens``), so that the spec needn't."""
+
+    def input_type(self, tokens: Dim) -> TensorType:
+        """What it reads; ``tokens`` is the symbol that counts them where it doesn't say that itself."""
+        return TensorType((BATCH, tokens), "int64")
+
+    def num_tokens(self) -> int | None:
+        """Tokens that it always makes; None where there are as many as ids."""
+        return None
+
     @abstractmethod
-    def define(self, g: Builder, ids: Value, *, vocab_size: int) -> tuple[Value, Param]:
-        """(vectors (batch, seq, hidden_size), the table)."""
+    def define(
+        self, g: Builder, ids: Value, *, vocab_size: int, table: Param | None = None
+    ) -> tuple[Value, Param | None]:
+        """(vectors (batch, seq, hidden_size), the table, None where it has none).
+
+        A given ``table`` is one that an encoder and a decoder share, and the encoder's embedding has made.
+        """
 
     def finish(self, g: Builder, x: Value, *, norm: Norm) -> Value:
         """What is added and done once positions are in; ``norm`` is the spec's."""
@@ -260,6 +315,12 @@ class Head(Kind):
     output: ClassVar[str] = "logits"
     """Name of the model's output."""
 
+    reads_table: ClassVar[bool] = True
+    """Whether it may read the embedding's table, so that the spec must say whether it does."""
+
     @abstractmethod
-    def define(self, g: Builder, x: Value, *, table: Param, tied: bool) -> Value:
-        """``x``: (batch, seq, hidden_size) -> the output; ``table`` is the embedding's (rows, width)."""
+    def define(self, g: Builder, x: Value, *, table: Param | None, tied: bool) -> Value | Mapping[str, Value]:
+        """``x``: (batch, seq, hidden_size) -> the output, or several by name; ``table`` is the embedding's (rows, width).
+
+        ``g.norm`` places the norm that rules the stack, ``g.embedded`` are its embedded tokens.
+        """

@@ -20,6 +20,12 @@ from archc.cli.options import (
 @spec_argument
 @click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help="Sequences at once.")
 @max_model_len_option
+@click.option(
+    "--source-len",
+    type=POSITIVE,
+    metavar="TOKENS",
+    help="Tokens given to the encoder that a decoder reads. Default: --max-model-len.",
+)
 @dtype_option("--dtype", text="dtype of the weights. Default: the spec's.")
 @dtype_option("--kv-cache-dtype", text="dtype of keys, values, latents, convolution columns. Default: the spec's.")
 @click.option(
@@ -34,6 +40,7 @@ def command(
     spec: str,
     batch_size: int,
     max_model_len: int | None,
+    source_len: int | None,
     dtype: str | None,
     kv_cache_dtype: str | None,
     block_size: int | None,
@@ -48,6 +55,7 @@ def command(
         load_spec(spec, overrides),
         batch_size=batch_size,
         max_model_len=max_model_len,
+        source_len=source_len,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
         block_size=block_size,

@@ -12,14 +12,20 @@ from archc.estimation.conventions import CONVENTIONS
 from archc.estimation.estimate import Estimate
 from archc.units import gib, si
 
-STEPS = {"prefill": "prefill", "decode": "decode, one token", "train_step": "training step"}
+STEPS = {
+    "forward": "forward",
+    "prefill": "prefill",
+    "decode": "decode, one token",
+    "train_step": "training step",
+}
 
 
 def print_estimate(found: Estimate) -> None:
     """The whole estimate on stdout."""
     cache_dtype = f", cache {found.kv_cache_dtype}" if found.kv_cache_dtype else ""
+    source = f" after {found.source_len:,} of the encoder" if found.source_len else ""
     click.secho(found.name, bold=True, nl=False)
-    click.echo(f": {found.dtype}{cache_dtype}, batch {found.batch_size}, length {found.max_model_len:,} tokens")
+    click.echo(f": {found.dtype}{cache_dtype}, batch {found.batch_size}, length {found.max_model_len:,} tokens{source}")
     _print_parameters(found)
     _print_layers(found)
     _print_cache(found)
@@ -56,16 +62,15 @@ def _print_parameters(found: Estimate) -> None:
 
 def _print_layers(found: Estimate) -> None:
     print_heading("layers, by kind (window in tokens, state of one sequence)")
+    steps = [step for step in ("forward", "prefill", "decode") if step in found.flops.numbers]
     columns = (
         "kind",
         "layers",
         "parameters",
         "active",
-        "cache B/token",
-        "window",
-        "state B/seq",
-        "prefill FLOPs",
-        "decode FLOPs",
+        *(("cache B/token", "window", "state B/seq") if "decode" in steps else ()),
+        *(("source B/token",) if found.source_len else ()),
+        *(f"{step} FLOPs" for step in steps),
     )
     rows: list[tuple[str, ...]] = []
     data: dict[str, Any]
@@ -77,18 +82,28 @@ def _print_layers(found: Estimate) -> None:
                 str(data["layers"]),
                 si(data["parameters"]),
                 si(data["active_parameters"]),
-                f"{data['bytes_per_token_below_windows']:,}",
-                "-" if data["window_tokens"] is None else f"{data['window_tokens']:,}",
-                f"{data['state_bytes_per_sequence']:,}",
-                si(flops.get("prefill", 0)),
-                si(flops.get("decode", 0)),
+                *(_cached(data) if "decode" in steps else ()),
+                *((f"{data['bytes_per_source_token']:,}",) if found.source_len else ()),
+                *(si(flops.get(step, 0)) for step in steps),
             )
         )
     print_table(columns, rows)
 
 
+def _cached(data: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{data['bytes_per_token_below_windows']:,}",
+        "-" if data["window_tokens"] is None else f"{data['window_tokens']:,}",
+        f"{data['state_bytes_per_sequence']:,}",
+    )
+
+
 def _print_cache(found: Estimate) -> None:
     cache = found.cache
+    if "decode" not in found.flops.numbers:
+        print_heading("cache")
+        click.echo("  none: a bidirectional stack sees its whole text in every call and keeps nothing")
+        return
     print_heading("cache, by mixer (bytes of the whole batch where not said otherwise)")
     columns = ("mixer", "policy", "layers", "B/token", "window", "state B/seq", "used", "allocated", "paged")
     rows: list[tuple[str, ...]] = []
@@ -114,6 +129,8 @@ def _print_cache(found: Estimate) -> None:
     if below != cache.bytes_per_token:
         pairs.append(_bytes("  while every window fills", below))
     recurrent, convolution = cache.total("recurrent_bytes_per_sequence"), cache.total("convolution_bytes_per_sequence")
+    if source := cache.total("bytes_per_source_token"):
+        pairs.append(_bytes("per token of the encoder and sequence", source))
     if recurrent or convolution:
         pairs.append(_bytes("recurrent states per sequence", recurrent))
         pairs.append(_bytes("convolution states per sequence", convolution))
@@ -140,9 +157,10 @@ def _print_flops(found: Estimate) -> None:
                 si(numbers[f"{step}_dense"]),
             )
             for step, label in STEPS.items()
+            if step in numbers
         ],
     )
-    for step in STEPS:
+    for step in (step for step in STEPS if step in numbers):
         text = f"{step} = {found.flops.formulas[step]}"
         click.echo(textwrap.fill(text, width=118, initial_indent="  ", subsequent_indent="    "))
 

@@ -11,6 +11,8 @@ from archc.estimation.estimate import Estimate, estimate
 from archc.spec.schedule import LayerPlan
 from archc.spec.schema import Spec
 
+_LAYERS = {"stack": "layers", "encoder": "encoder layers", "decoder": "decoder layers"}
+
 
 def show_json(spec: Spec) -> dict[str, Any]:
     """The layers one by one, and the parameters by part."""
@@ -18,7 +20,8 @@ def show_json(spec: Spec) -> dict[str, Any]:
     return {
         "name": spec.name,
         "description": spec.description,
-        "layers": _layers_json(spec.schedule()),
+        **({"layers": _layers_json(spec.schedule())} if spec.stack is not None else {}),
+        **{section: _layers_json(spec.schedule(section)) for section in spec.stacks() if section != "stack"},
         "mtp": _layers_json(spec.mtp_schedule()),
         "parameters": found.parameters.to_json(),
     }
@@ -30,8 +33,10 @@ def print_layers(spec: Spec) -> None:
     click.secho(spec.name, bold=True, nl=False)
     click.echo(f": {spec.description}" if spec.description else "")
     hidden_size = spec.embedding.hidden_size
-    click.echo(f"hidden size {hidden_size:,}, {spec.stack.num_layers:,} layers, {spec.dtype}")
-    _print_schedule("layers", spec.schedule(), spec)
+    layers = " and ".join(f"{stack.num_layers:,} {_LAYERS[name]}" for name, stack in spec.stacks().items())
+    click.echo(f"hidden size {hidden_size:,}, {layers}, {spec.dtype}")
+    for section in spec.stacks():
+        _print_schedule(_LAYERS[section], spec.schedule(section), spec)
     if spec.mtp is not None:
         _print_schedule("mtp layers (counted apart)", spec.mtp_schedule(), spec)
     _print_parts(found)
@@ -39,13 +44,15 @@ def print_layers(spec: Spec) -> None:
 
 def _print_schedule(heading: str, plans: tuple[LayerPlan, ...], spec: Spec) -> None:
     print_heading(heading)
+    crosses = any(plan.cross for plan in plans)
     rows: list[tuple[str, ...]] = []
     for first, last, plan in runs(plans):
         index = str(first) if first == last else f"{first}-{last}"
-        rows.append(
-            (index, str(last - first + 1), _described(plan.mixer, spec.mixers), _described(plan.ffn, spec.ffns))
-        )
-    print_table(("layer", "count", "mixer", "ffn"), rows, left=4)
+        cross = (_described(plan.cross, spec.mixers),) if crosses else ()
+        parts = (_described(plan.mixer, spec.mixers), *cross, _described(plan.ffn, spec.ffns))
+        rows.append((index, str(last - first + 1), *parts))
+    columns = ("layer", "count", "mixer", *(("cross",) if crosses else ()), "ffn")
+    print_table(columns, rows, left=len(columns))
 
 
 def _print_parts(found: Estimate) -> None:
@@ -67,7 +74,15 @@ def runs(plans: tuple[LayerPlan, ...]) -> list[tuple[int, int, LayerPlan]]:
 
 
 def _layers_json(plans: tuple[LayerPlan, ...]) -> list[dict[str, Any]]:
-    return [{"layer": index, "mixer": plan.mixer, "ffn": plan.ffn} for index, plan in enumerate(plans)]
+    return [
+        {
+            "layer": index,
+            "mixer": plan.mixer,
+            **({} if plan.cross is None else {"cross": plan.cross}),
+            "ffn": plan.ffn,
+        }
+        for index, plan in enumerate(plans)
+    ]
 
 
 def _described(name: str | None, kinds: dict[str, Any]) -> str:

@@ -34,6 +34,7 @@ class CacheKind:
     window: int | None = None
     bytes_per_token: int = 0
     bytes_per_token_below_windows: int = 0
+    bytes_per_source_token: int = 0
     recurrent_bytes_per_sequence: int = 0
     convolution_bytes_per_sequence: int = 0
     used_bytes: int = 0
@@ -51,6 +52,7 @@ class CacheKind:
             "window_tokens": self.window,
             "bytes_per_token": self.bytes_per_token,
             "bytes_per_token_below_windows": self.bytes_per_token_below_windows,
+            "bytes_per_source_token": self.bytes_per_source_token,
             "recurrent_bytes_per_sequence": self.recurrent_bytes_per_sequence,
             "convolution_bytes_per_sequence": self.convolution_bytes_per_sequence,
             "used_bytes": self.used_bytes,
@@ -93,6 +95,7 @@ class Cache:
         quantities = (
             "bytes_per_token",
             "bytes_per_token_below_windows",
+            "bytes_per_source_token",
             "recurrent_bytes_per_sequence",
             "convolution_bytes_per_sequence",
             "used_bytes",
@@ -119,6 +122,7 @@ class CacheOptions:
     kv_dtype: str | None
     batch_size: int
     max_model_len: int
+    source_len: int
     block_size_tokens: int | None
 
     def block_tokens(self, stated: int | None) -> int:
@@ -162,9 +166,10 @@ def _add(
     name = placed.node.op.op_name
     if name not in kind.ops:
         kind.ops.append(name)
-    env = {"batch": options.batch_size, "past": 0, "seq": options.max_model_len}
+    env = {"batch": options.batch_size, "past": 0, "seq": options.max_model_len, "memory": options.source_len}
     kind.used_bytes += tensor_bytes(evaluate(product(state.used), env), dtype) * count
-    shape = graph.state_shape(state, batch=options.batch_size, max_model_len=options.max_model_len)
+    lengths = {"max_model_len": options.max_model_len, "source_len": options.source_len}
+    shape = graph.state_shape(state, batch=options.batch_size, **lengths)
     kind.allocated_bytes += tensor_bytes(evaluate(product(shape), {}), dtype) * count
     kind.paged_bytes += tensor_bytes(_paged_elements(state, env, block_size_tokens), dtype) * count
     if state.token_dim is None:
@@ -173,6 +178,9 @@ def _add(
             kind.convolution_bytes_per_sequence += fixed_bytes
         else:
             kind.recurrent_bytes_per_sequence += fixed_bytes
+        return
+    if state.growth == "source":
+        kind.bytes_per_source_token += tensor_bytes(_elements(state, tokens=1) * count, dtype)
         return
     far = _elements(state, tokens=2 * LONG_CONTEXT) - _elements(state, tokens=LONG_CONTEXT)
     kind.bytes_per_token += tensor_bytes(far * count, dtype) // LONG_CONTEXT
@@ -186,7 +194,7 @@ def _add(
 
 
 def _elements(state: State, *, tokens: int) -> int:
-    return evaluate(product(state.used), {"batch": 1, "past": 0, "seq": tokens})
+    return evaluate(product(state.used), {"batch": 1, "past": 0, "seq": tokens, "memory": tokens})
 
 
 def _paged_elements(state: State, env: dict[str, int], block_size_tokens: int) -> int:

@@ -12,14 +12,14 @@ CONVENTIONS: dict[str, str] = {
     "cache": (
         "used: what the formula needs for the whole length; allocated: the tensors that torch and the ONNX inputs hold; "
         "paged: tokens in whole blocks for each sequence and layer, fixed states whole; "
-        "bytes_per_token: growth once every window is full"
+        "bytes_per_token: growth once every window is full; bytes_per_source_token: what a token of the encoder takes"
     ),
     "flops": (
         "multiply-add = 2; counted: linear layers, attention scores and values, short convolutions, linear attention, "
         "routers, experts, head; not counted: norms, activations, softmax, rotation, embedding look-up, sampling"
     ),
     "pairs": (
-        "needed: only the query-key pairs that the causal mask, window or chunk lets through; "
+        "needed: only the query-key pairs that the mask, window or chunk lets through, a prefix counted as causal; "
         "_dense: the whole rectangle that a masked product computes"
     ),
     "form": (
@@ -28,7 +28,8 @@ CONVENTIONS: dict[str, str] = {
     ),
     "steps": (
         "prefill: max_model_len new tokens from an empty cache, the head for the last one; "
-        "decode: one token after max_model_len - 1; "
+        "decode: one token after max_model_len - 1; forward: a bidirectional stack over max_model_len tokens; "
+        "an encoder that a decoder reads is given source_len tokens in a prefill and in training; "
         "train_step: forward and backward of batch x max_model_len, backward = 2 x forward, nothing recomputed"
     ),
 }

@@ -27,7 +27,8 @@ DEFAULT_LENGTH_TOKENS = 4096
 class Estimate:
     """All costs of a model, with the options that they hold for. Names of quantities end in their unit.
 
-    ``kv_cache_dtype`` and ``block_size_tokens`` are None where the spec's cache policies hold.
+    ``kv_cache_dtype`` and ``block_size_tokens`` are None where the spec's cache policies hold, ``source_len``, in tokens, where
+    no encoder is read.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Estimate:
     kv_cache_dtype: str | None
     batch_size: int
     max_model_len: int
+    source_len: int | None
     block_size_tokens: int | None
     layers: dict[str, int]
     parameters: Parameters
@@ -51,6 +53,7 @@ class Estimate:
                 "kv_cache_dtype": self.kv_cache_dtype,
                 "batch_size": self.batch_size,
                 "max_model_len": self.max_model_len,
+                "source_len": self.source_len,
                 "block_size": self.block_size_tokens,
             },
             "parameters": self.parameters.to_json(),
@@ -74,6 +77,7 @@ class Estimate:
                     "active_parameters": self.parameters.active_by_layer.get(label, 0),
                     "bytes_per_token": cache.bytes_per_token,
                     "bytes_per_token_below_windows": cache.bytes_per_token_below_windows,
+                    "bytes_per_source_token": cache.bytes_per_source_token,
                     "window_tokens": cache.window,
                     "state_bytes_per_sequence": cache.recurrent_bytes_per_sequence
                     + cache.convolution_bytes_per_sequence,
@@ -89,23 +93,29 @@ def estimate(
     *,
     batch_size: int = 1,
     max_model_len: int | None = None,
+    source_len: int | None = None,
     dtype: str | None = None,
     kv_cache_dtype: str | None = None,
     block_size: int | None = None,
 ) -> Estimate:
     """Parameters, weight bytes, cache bytes and FLOPs of a spec, a graph, a file or a shipped name.
 
-    ``max_model_len`` tokens default to the spec's ``max_position_embeddings``; ``dtype`` and ``kv_cache_dtype`` may be
+    ``max_model_len`` tokens default to the spec's ``max_position_embeddings``; ``source_len`` are those of the encoder that a
+    decoder reads, by default as many; ``dtype`` and ``kv_cache_dtype`` may be
     short (``bf16``); ``block_size``, in tokens, overrides what cache policies say.
 
     Raises:
-        ArchcError: the spec has problems, or an option is no dtype or not positive.
+        ArchcError: the spec has problems, an option is no dtype or not positive, or there is no encoder to read.
     """
     graph = _graph(spec_or_graph)
     length = max_model_len or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
-    for name, value in (("batch_size", batch_size), ("max_model_len", length), ("block_size", block_size)):
+    positive = {"batch_size": batch_size, "max_model_len": length, "source_len": source_len, "block_size": block_size}
+    for name, value in positive.items():
         if value is not None and value < 1:
             raise ArchcError(f"{name} should be at least 1 (found {value})")
+    if source_len is not None and not graph.reads_encoder:
+        raise ArchcError(f"source_len: {graph.name} has no encoder that a decoder reads")
+    source = source_len or length
     model_dtype = graph.dtype if dtype is None else _dtype("dtype", dtype)
     kv_dtype = None if kv_cache_dtype is None else _dtype("kv_cache_dtype", kv_cache_dtype)
     placement = place(graph)
@@ -115,19 +125,26 @@ def estimate(
         extra = place(graph.mtp)
         parameters.mtp = count_parameters(extra).total
         weights.mtp_bytes = count_weight_bytes(extra, model_dtype).bytes
-    options = CacheOptions(model_dtype, kv_dtype, batch_size, length, block_size)
+    options = CacheOptions(model_dtype, kv_dtype, batch_size, length, source, block_size)
     return Estimate(
         name=graph.name,
         dtype=model_dtype,
         kv_cache_dtype=kv_dtype,
         batch_size=batch_size,
         max_model_len=length,
+        source_len=source if graph.reads_encoder else None,
         block_size_tokens=block_size,
         layers=placement.layers,
         parameters=parameters,
         weights=weights,
         cache=measure_cache(graph, placement, options),
-        flops=count_flops(placement, batch_size=batch_size, max_model_len=length),
+        flops=count_flops(
+            placement,
+            batch_size=batch_size,
+            max_model_len=length,
+            source_len=source,
+            decodes=graph.mask != "bidirectional",
+        ),
     )
 
 

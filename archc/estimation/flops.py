@@ -7,7 +7,7 @@ from typing import Any
 
 from archc.estimation.placed import Part, Placed, Placement
 from archc.ir.op import Form, Pairs
-from archc.ir.size import Dim, evaluate
+from archc.ir.size import SOURCE, Dim, evaluate
 
 PAIRS: tuple[Pairs, ...] = ("needed", "dense")
 FORMS: tuple[Form, ...] = ("many", "few")
@@ -20,7 +20,9 @@ BACKWARD = 2
 class Flops:
     """Closed forms in ``batch``, ``seq`` and ``past``, and their numbers at one batch and one length.
 
-    Keys of the dictionaries: ``prefill``, ``prefill_chunk``, ``decode``, ``train_step``, each also with ``_dense``.
+    Keys of the dictionaries: ``prefill``, ``prefill_chunk``, ``decode``, ``train_step``, each also with ``_dense``; of a
+    bidirectional stack, which keeps nothing, ``forward`` and ``train_step``. A decoder that reads an encoder has ``source``
+    tokens there, all in the prefill and none in a decode step.
     """
 
     formulas: dict[str, Dim]
@@ -41,9 +43,10 @@ class Flops:
 class _Sums:
     """Forward polynomials of a set of nodes, by form, apart for what comes after the last layer."""
 
-    __slots__ = ("layers", "readout")
+    __slots__ = ("decodes", "layers", "readout")
 
-    def __init__(self) -> None:
+    def __init__(self, *, decodes: bool) -> None:
+        self.decodes = decodes
         self.layers: dict[Form, Dim] = {"many": 0, "few": 0}
         self.readout: dict[Form, Dim] = {"many": 0, "few": 0}
 
@@ -52,21 +55,28 @@ class _Sums:
         side[form] = side[form] + flops
 
     def formulas(self) -> dict[str, Dim]:
-        """The four quantities, symbolic."""
+        """The quantities, symbolic."""
         many, few = self.layers["many"], self.layers["few"]
+        whole = _substitute(many + self.readout["many"], {"past": 0, "memory": SOURCE})
+        if not self.decodes:
+            return {"forward": whole, "train_step": whole * (1 + BACKWARD)}
         chunk = many + _substitute(self.readout["many"], {"seq": 1})
         return {
-            "prefill": _substitute(chunk, {"past": 0}),
-            "prefill_chunk": chunk,
-            "decode": _substitute(few + self.readout["few"], {"seq": 1}),
-            "train_step": _substitute(many + self.readout["many"], {"past": 0}) * (1 + BACKWARD),
+            "prefill": _substitute(chunk, {"past": 0, "memory": SOURCE}),
+            "prefill_chunk": _substitute(chunk, {"source": 0}),
+            "decode": _substitute(few + self.readout["few"], {"seq": 1, "source": 0}),
+            "train_step": whole * (1 + BACKWARD),
         }
 
-    def numbers(self, *, batch: int, length: int) -> dict[str, int]:
-        """The three quantities at one batch and one length, without the detour over their formulas."""
-        whole, last = {"batch": batch, "seq": length, "past": 0}, {"batch": batch, "seq": 1, "past": length - 1}
-        only_last = {"batch": batch, "seq": 1, "past": 0}
+    def numbers(self, *, batch: int, length: int, source: int) -> dict[str, int]:
+        """The quantities but chunks at one batch and one length, without the detour over their formulas."""
+        whole = {"batch": batch, "seq": length, "past": 0, "source": source, "memory": source}
+        last = {"batch": batch, "seq": 1, "past": length - 1, "source": 0, "memory": source}
+        only_last = {**whole, "seq": 1}
         many, readout = evaluate(self.layers["many"], whole), self.readout["many"]
+        if not self.decodes:
+            forward = many + evaluate(readout, whole)
+            return {"forward": forward, "train_step": forward * (1 + BACKWARD)}
         return {
             "prefill": many + evaluate(readout, only_last),
             "decode": evaluate(self.layers["few"], last) + evaluate(self.readout["few"], last),
@@ -78,14 +88,15 @@ def _substitute(flops: Dim, env: dict[str, Dim]) -> Dim:
     return flops if isinstance(flops, int) else flops.substitute(env)
 
 
-def count_flops(placement: Placement, *, batch_size: int, max_model_len: int) -> Flops:
-    """Costs of every distinct node, times how often it runs."""
+def count_flops(placement: Placement, *, batch_size: int, max_model_len: int, source_len: int, decodes: bool) -> Flops:
+    """Costs of every distinct node, times how often it runs; ``decodes`` says whether the model goes on by a cache."""
+    sizes = {"batch": batch_size, "length": max_model_len, "source": source_len}
     formulas: dict[str, Dim] = {}
     numbers: dict[str, int] = {}
     parts: dict[Part, _Sums] = {}
     layers: dict[str, _Sums] = {}
     for pairs in PAIRS:
-        total = _Sums()
+        total = _Sums(decodes=decodes)
         for placed in placement.nodes:
             types = [value.type for value in placed.node.inputs]
             for form in FORMS:
@@ -95,15 +106,15 @@ def count_flops(placement: Placement, *, batch_size: int, max_model_len: int) ->
                 flops = flops * placed.count
                 total.add(placed, form, flops)
                 if pairs == "needed":
-                    parts.setdefault(placed.part, _Sums()).add(placed, form, flops)
-                    layers.setdefault(placed.layer, _Sums()).add(placed, form, flops)
+                    parts.setdefault(placed.part, _Sums(decodes=decodes)).add(placed, form, flops)
+                    layers.setdefault(placed.layer, _Sums(decodes=decodes)).add(placed, form, flops)
         suffix = "" if pairs == "needed" else "_dense"
         formulas.update({f"{name}{suffix}": formula for name, formula in total.formulas().items()})
-        found = total.numbers(batch=batch_size, length=max_model_len)
+        found = total.numbers(**sizes)
         numbers.update({f"{name}{suffix}": number for name, number in found.items()})
     return Flops(
         formulas,
         numbers,
-        {part: sums.numbers(batch=batch_size, length=max_model_len) for part, sums in parts.items()},
-        {layer: sums.numbers(batch=batch_size, length=max_model_len) for layer, sums in layers.items()},
+        {part: sums.numbers(**sizes) for part, sums in parts.items()},
+        {layer: sums.numbers(**sizes) for layer, sums in layers.items()},
     )

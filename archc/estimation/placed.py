@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from archc.graph.graph import Graph
+from archc.graph.graph import LAYER, Graph
 from archc.ir.values import Body, Call, Node
-
-LAYERS = "layers."
-"""Scopes of the root that start so are the layers; what comes before them embeds, what comes after them reads out."""
 
 Part = tuple[str, ...]
 """Where a cost belongs: ``("embedding",)``, ``("mixer", "kda")``, ``("ffn", "moe", "router")``."""
@@ -23,7 +20,7 @@ class Placed:
     part: Part
     layer: str
     is_readout: bool
-    """Comes after the last layer, so a prefill needs it for one token only."""
+    """Comes after the last layer of a stack that goes on, so a prefill needs it for one token only."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -40,18 +37,19 @@ def place(graph: Graph) -> Placement:
     found = Placement([], {}, {})
     bodies: dict[Body, int] = {}
     for call in graph.root.calls():
-        if call.name.startswith(LAYERS):
+        if LAYER.match(call.name):
             bodies[call.body] = bodies.get(call.body, 0) + 1
             found.layers[call.body.label] = found.layers.get(call.body.label, 0) + 1
     layers_left = sum(bodies.values())
     has_layers = layers_left > 0
     seen: set[Body] = set()
     for item in graph.root.items:
-        is_readout = has_layers and layers_left == 0
-        outer = ("head",) if is_readout else ("embedding",)
+        is_behind = has_layers and layers_left == 0
+        is_readout = is_behind and graph.mask != "bidirectional"
+        outer = ("head",) if is_behind else ("embedding",)
         if isinstance(item, Node):
             found.nodes.append(Placed(item, 1, _node_part(item, outer), "", is_readout))
-        elif item.name.startswith(LAYERS):
+        elif LAYER.match(item.name):
             layers_left -= 1
             if item.body not in seen:
                 seen.add(item.body)

@@ -40,21 +40,21 @@ class _Traced:
 class Tracer:
     """Scopes, names, capture of outside values, and placing of ops. ``Builder`` adds the vocabulary."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_tokens: bool = True) -> None:
         self._frames = [_Frame(Body("model"), "")]
         self._number = 0
         self._memo: dict[Hashable, _Traced] = {}
         self._hoisted: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
+        self._hoisted_kinds: dict[tuple[str, type[Op]], int] = {}
         self._index_used = False
         self._layer_index: int | None = None
         self.sources: dict[str, Value] = {}
-        """Named values of the whole model: ``input_ids``, ``positions``, later an encoder's output."""
+        """Named values of the whole model, its inputs; ``positions`` are those of the stack that is traced."""
         self.inputs: dict[str, Value] = {}
-        for name in ("input_ids", "positions"):
-            self.inputs[name] = self.sources[name] = self._value(
-                self._frames[0].body, TensorType((BATCH, SEQ), "int64")
-            )
-            self._frames[0].body.inputs.append(self.inputs[name])
+        self.prefix = ""
+        """Begins the names of what is placed at the root: ``encoder.`` while that stack is traced, of two."""
+        for name in ("input_ids", "positions") if has_tokens else ():
+            self.add_input(name, TensorType((BATCH, SEQ), "int64"))
 
     @property
     def root(self) -> Body:
@@ -93,7 +93,8 @@ class Tracer:
         """Place an op at the root, before the scope that is open, once for equal ops over equal inputs."""
         key = (op, tuple(inputs))
         if key not in self._hoisted:
-            count = sum(type(known) is type(op) for known, _ in self._hoisted)
+            kind = (self.prefix, type(op))
+            count = self._hoisted_kinds[kind] = self._hoisted_kinds.get(kind, -1) + 1
             self._hoisted[key] = self._emit_into(0, op, inputs, f"{name}_{count}", None)
         return self._hoisted[key]
 
@@ -109,7 +110,7 @@ class Tracer:
         """The scope ``layers.N``; layers with equal keys and argument types share one body, traced once."""
         self._layer_index = index
         try:
-            return self._enter(f"layers.{index}", define, args, kwargs, label or "layer", "", key)
+            return self._enter(f"{self.prefix}layers.{index}", define, args, kwargs, label or "layer", "", key)
         finally:
             self._layer_index = None
 
@@ -178,6 +179,7 @@ class Tracer:
         self, depth: int, op: Op, inputs: Sequence[Value], name: str, weights: dict[str, Param] | None
     ) -> tuple[Value, ...]:
         frame = self._frames[depth]
+        name = f"{self.prefix}{name}" if name and depth == 0 else name
         local = tuple(self._seen(frame, name or op.op_name, value, depth) for value in inputs)
         types = [value.type for value in local]
         try:

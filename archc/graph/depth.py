@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
-from archc.graph.graph import Graph
+from archc.graph.graph import LAYER, Graph
 from archc.ir.values import Body, Call, Node, Value
 
-_LAYER = re.compile(r"^(?P<stack>.*\.)?layers\.\d+$")
 _LEAST = 2
 """Layers of a stack that stay at least, so that one follows another."""
 
@@ -42,7 +40,7 @@ def _superfluous(root: Body) -> set[Node | Call]:
     gone: set[Node | Call] = set()
     kept: dict[str | None, list[Body]] = {}
     for call in root.calls():
-        match = _LAYER.match(call.name)
+        match = LAYER.match(call.name)
         if match is None:
             continue
         bodies = kept.setdefault(match["stack"], [])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from archc.ir.size import Dim, evaluate, product
+from archc.ir.size import SOURCE, Dim, evaluate, product
 from archc.ir.values import MODEL_DTYPE, Body, Call, Node, Param, State, Value
 from archc.units import tensor_bytes
+
+LAYER = re.compile(r"^(?:(?P<stack>.+)\.)?layers\.(?P<index>\d+)$")
+"""Scopes of the root that are layers, with the stack in front where there are two."""
 
 CAPACITY_MULTIPLE = 8
 """Rows of a full cache are a multiple of this: attention masks want aligned rows on a GPU."""
@@ -17,8 +21,12 @@ CAPACITY_MULTIPLE = 8
 class Graph:
     """A model as one root body.
 
-    ``inputs`` are declared, never found: ``input_ids`` and ``positions``, both (batch, seq) int64. ``outputs`` holds
-    ``logits`` or ``hidden_states``. ``mtp`` are the extra prediction layers, traced apart and counted apart.
+    ``inputs`` are declared, never found, the first is what the model reads: ``input_ids`` (batch, seq) int64 or
+    ``pixel_values``; ``positions`` like ids, where they matter; ``attention_mask`` (batch, seq) of a bidirectional stack,
+    1 for tokens and 0 for padding; ``prefix_length`` (batch,); ``encoder_input_ids`` and the like of an encoder that a
+    decoder reads. ``outputs`` holds ``logits`` or ``hidden_states``, or several. ``mask`` is what a token of the stack that
+    the head reads may see: only a causal one, or one with a prefix, goes on by a cache. ``mtp`` are the extra prediction
+    layers, traced apart and counted apart.
     ``plugins`` maps "family:name" to (package, version). ``policies`` maps a mixer's name to its cache policy and the
     tokens a block where that gives out blocks: rules for counting, since what is computed is in the nodes.
     """
@@ -29,6 +37,7 @@ class Graph:
     vocab_size: int | None
     max_position_embeddings: int | None
     num_layers: int
+    mask: str = "causal"
     inputs: dict[str, Value] = field(default_factory=dict[str, Value])
     outputs: dict[str, Value] = field(default_factory=dict[str, Value])
     plugins: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
@@ -69,9 +78,23 @@ class Graph:
         rows = max_model_len + self.reserved_rows()
         return -(-rows // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
 
-    def state_shape(self, state: State, *, batch: int, max_model_len: int) -> tuple[int, ...]:
-        """The shape that torch's cache and the ONNX inputs allocate for a state."""
-        env = {"batch": batch, "capacity": self.capacity(max_model_len)}
+    @property
+    def reads_encoder(self) -> bool:
+        """Whether this is a decoder with its encoder, whose tokens are counted apart."""
+        return any(SOURCE in value.shape for value in self.inputs.values())
+
+    def state_shape(
+        self, state: State, *, batch: int, max_model_len: int, source_len: int | None = None
+    ) -> tuple[int, ...]:
+        """The shape that torch's cache and the ONNX inputs allocate for a state.
+
+        ``source_len`` are the tokens that the encoder is given, by default ``max_model_len``.
+        """
+        env = {
+            "batch": batch,
+            "capacity": self.capacity(max_model_len),
+            "memory": max_model_len if source_len is None else source_len,
+        }
         return tuple(evaluate(dim, env) for dim in state.allocated)
 
 

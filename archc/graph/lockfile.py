@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 from archc._version import __version__
-from archc.graph.graph import Graph
+from archc.graph.graph import LAYER, Graph
 from archc.ir.size import Dim, Size
 from archc.ir.values import Body, Node, TensorType, Value
 
@@ -27,8 +27,9 @@ def to_lock(graph: Graph) -> dict[str, Any]:
         "dtype": graph.dtype,
         "vocab_size": graph.vocab_size,
         "max_position_embeddings": graph.max_position_embeddings,
+        "mask": graph.mask,
         "plugins": {name: list(offered) for name, offered in graph.plugins.items()},
-        "layers": [hashes[call.body] for call in graph.root.calls() if call.name.startswith("layers.")],
+        "layers": [hashes[call.body] for call in graph.root.calls() if LAYER.match(call.name)],
         "model": model,
         "blocks": blocks,
     }

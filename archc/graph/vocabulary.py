@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
-from archc.graph.builder import Tracer
+from archc.graph.attention import AttentionVocabulary
 from archc.ir.size import Dim
 from archc.ir.values import MODEL_DTYPE, Param, Value
-from archc.ops.attention import Attention, LatentAttention
 from archc.ops.elementwise import (
     Activation,
     Add,
@@ -31,26 +30,8 @@ from archc.ops.rotary import QueryTemperature, RopeTable, Rotary
 from archc.ops.state_space import StateSpace
 
 
-class Builder(Tracer):
-    """What ``define`` calls.
-
-    ``cache_dtype`` and ``state_dtype`` are those of the cache policy that rules the open mixer, ``kept`` are the newest and
-    the first tokens that it keeps where it forgets others, ``norm`` places the norm
-    that rules the open layer. ``max_position_embeddings`` is the length that the model is made for, where the spec says it,
-    ``num_layers`` how many layers the open stack has.
-    """
-
-    def __init__(self, *, max_position_embeddings: int | None = None) -> None:
-        super().__init__()
-        self.max_position_embeddings = max_position_embeddings
-        self.cache_dtype = MODEL_DTYPE
-        self.kept: tuple[int, int] | None = None
-        self.state_dtype = "float32"
-        self.norm: Callable[[str, Value], Value] = self._no_norm
-        self.num_layers = 0
-
-    def _no_norm(self, name: str, x: Value) -> Value:
-        raise GraphError(f"{self.path}: {name}: no norm rules here")
+class Builder(AttentionVocabulary):
+    """What ``define`` calls; ``AttentionVocabulary`` has what surrounds the open stack, and softmax attention."""
 
     def linear(
         self,
@@ -73,9 +54,20 @@ class Builder(Tracer):
         op = Linear(width=width, bias=bias, axis=axis, dtype=dtype, tied=weight is not None)
         return self.emit(op, (x,), name=name, weights=None if weight is None else {"weight": weight})[0]
 
-    def embedding(self, name: str, ids: Value, num_embeddings: int, width: int) -> tuple[Value, Param]:
-        """Rows of a table by id, and the table itself, for a head that is tied to it."""
-        (x,) = self.emit(Embedding(num_embeddings=num_embeddings, width=width), (ids,), name=name)
+    def embedding(
+        self, name: str, ids: Value, num_embeddings: int, width: int, *, table: Param | None = None
+    ) -> tuple[Value, Param]:
+        """Rows of a table by id, and the table itself, for a head that is tied to it; a given ``table`` is another op's.
+
+        Raises:
+            GraphError: the given table is not (num_embeddings, width).
+        """
+        if table is not None and table.shape != (num_embeddings, width):
+            raise GraphError(
+                f"{name}: {table} is no table of {num_embeddings} rows of {width}; state an embedding here"
+            )
+        op = Embedding(num_embeddings=num_embeddings, width=width, tied=table is not None)
+        (x,) = self.emit(op, (ids,), name=name, weights=None if table is None else {"weight": table})
         node = self._frames[-1].body.items[-1]
         return x, node.params["weight"]  # type: ignore[union-attr]
 
@@ -188,80 +180,6 @@ class Builder(Tracer):
     def query_temperature(self, x: Value, *, scale: float, floor: int) -> Value:
         """Queries scaled by the logarithm of their position."""
         return self.emit(QueryTemperature(scale=scale, floor=floor), (x, self.sources["positions"]))[0]
-
-    def attention(
-        self,
-        name: str,
-        q: Value,
-        k: Value,
-        v: Value,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        sinks: bool = False,
-        soft_cap: float | None = None,
-        slopes: Sequence[float] | None = None,
-    ) -> Value:
-        """Causal softmax attention over its own cache, (batch, seq, heads x value_dim)."""
-        window, sink_tokens = self._reach(name, window, chunk)
-        op = Attention(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            key_dim=k.width // num_kv_heads,
-            value_dim=v.width // num_kv_heads,
-            scale=scale,
-            window=window,
-            sink_tokens=sink_tokens,
-            chunk=chunk,
-            sinks=sinks,
-            soft_cap=soft_cap,
-            slopes=None if slopes is None else tuple(slopes),
-            cache_dtype=self.cache_dtype,
-        )
-        return self.emit(op, (q, k, v), name=name)[0]
-
-    def _reach(self, name: str, window: int | None, chunk: int | None) -> tuple[int | None, int]:
-        """The window of an attention and the first tokens that it never forgets, under the cache policy of the open mixer.
-
-        Raises:
-            GraphError: the attention's own reach and the policy's are not one window.
-        """
-        if self.kept is None:
-            return window, 0
-        newest, first = self.kept
-        if chunk is not None or (window is not None and (first or window <= newest)):
-            raise GraphError(f"{self.path}: {name}: sees less than its cache policy keeps; state the policy elsewhere")
-        return newest, first
-
-    def latent_attention(
-        self,
-        name: str,
-        q: Value,
-        latent: Value,
-        key: Value,
-        *,
-        num_heads: int,
-        nope_dim: int,
-        value_dim: int,
-        scale: float,
-    ) -> Value:
-        """Latent attention over its own cache of latent rows, (batch, seq, heads x value_dim)."""
-        window, sink_tokens = self._reach(name, None, None)
-        op = LatentAttention(
-            num_heads=num_heads,
-            kv_lora_rank=latent.width,
-            nope_dim=nope_dim,
-            rope_dim=key.width,
-            value_dim=value_dim,
-            scale=scale,
-            window=window,
-            sink_tokens=sink_tokens,
-            cache_dtype=self.cache_dtype,
-        )
-        return self.emit(op, (q, latent, key), name=name)[0]
 
     def causal_conv(
         self,

@@ -1,4 +1,8 @@
-"""Sizes that stay symbolic: integer polynomials in ``batch``, ``seq`` (new tokens), ``past`` (cached tokens), ``capacity``."""
+"""Sizes that stay symbolic: integer polynomials in ``batch``, ``seq`` (new tokens), ``past`` (cached tokens), ``capacity``.
+
+A decoder that reads an encoder has two more: ``source``, the tokens that the encoder is given in this call, none while the
+decoder goes on, and ``memory``, those that it was ever given.
+"""
 
 from __future__ import annotations
 
@@ -190,5 +194,6 @@ def evaluate(value: Dim, env: Mapping[str, int]) -> int:
 
 
 BATCH, SEQ, PAST, CAPACITY = symbol("batch"), symbol("seq"), symbol("past"), symbol("capacity")
+SOURCE, MEMORY = symbol("source"), symbol("memory")
 TOTAL = PAST + SEQ
 """Tokens in the cache after this call."""

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from archc.ir.op import Op
 
 Role = Literal["kv", "convolution", "recurrent"]
-Growth = Literal["append", "ring", "fixed"]
+Growth = Literal["append", "ring", "fixed", "source"]
+"""``source``: a row a token of the encoder, written when that is run."""
 MODEL_DTYPE = "model"
 """dtype of a value, parameter or state that follows the model's dtype."""
 

@@ -52,7 +52,9 @@ class Attention(Op):
     a window only: the first n tokens stay visible, in n rows before the ring. ``chunk`` C: a token sees its own chunk of
     C, the ring has C rows. ``sinks``: one learned logit a head joins the softmax; a full cache then reserves one row,
     where a form of attention may hold the sink as a key. ``slopes``: the score of a key falls by its head's slope a token
-    of distance, after the scale and the soft cap (ALiBi).
+    of distance, after the scale and the soft cap (ALiBi). ``has_prefix``: a fourth input (batch,) int64 says how many first
+    tokens see each other; they belong into one call. ``has_bias``: a fourth input (batch or 1, heads, seq, keys) is added to the
+    scores, minus infinity where a token sees nothing. Pairs of a prefix are counted as causal ones, the least they are.
     """
 
     op_name = "attention"
@@ -67,10 +69,12 @@ class Attention(Op):
     sinks: bool = False
     soft_cap: float | None = None
     slopes: tuple[float, ...] | None = None
+    has_prefix: bool = False
+    has_bias: bool = False
     cache_dtype: str = MODEL_DTYPE
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        q, k, v = inputs
+        q, k, v = inputs[:3]
         if self.slopes is not None and len(self.slopes) != self.num_heads:
             raise GraphError(f"attention: {len(self.slopes)} slopes for {self.num_heads} heads")
         want = (self.num_heads * self.key_dim, self.num_kv_heads * self.key_dim, self.num_kv_heads * self.value_dim)

@@ -39,14 +39,17 @@ class Linear(Op):
 
 @op
 class Embedding(Op):
-    """Rows of a table (num_embeddings, width) by id."""
+    """Rows of a table (num_embeddings, width) by id; ``tied``: the table is another op's."""
 
     op_name = "embedding"
     num_embeddings: int
     width: int
+    tied: bool = False
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (TensorType((*inputs[0].shape, self.width)),)
 
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        if self.tied:
+            return {}
         return {"weight": Param("weight", (self.num_embeddings, self.width), axes=("vocab", None))}

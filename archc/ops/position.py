@@ -42,6 +42,16 @@ class Sinusoids(Op):
         return (x,)
 
 
+@op
+class TokenIndex(Op):
+    """x (batch, tokens, …) -> 0, 1, 2, … for each token, (batch, tokens) int64: positions of what is no text."""
+
+    op_name = "token_index"
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (TensorType(inputs[0].shape[:2], "int64"),)
+
+
 def sinusoid_frequencies(base: float, width: int) -> tuple[float, ...]:
     """base^(-2i/width) for the width/2 pairs."""
     return tuple(base ** (-2 * i / width) for i in range(width // 2))

@@ -16,7 +16,7 @@ from archc.spec.patterns import Item, PatternError, closed_length, copies, parse
 from archc.spec.places import Model, family_at, installed_models, model_at, title
 from archc.spec.scalars import shortened
 from archc.spec.schedule import TRACKS
-from archc.spec.synonyms import CONFIG_ONLY, LATER, families_of, here
+from archc.spec.synonyms import CONFIG_ONLY, families_of, here
 from archc.spec.wording import expected, found
 
 _HOMES = ("tokenizer", "embedding", "position", "norm", "stack", "head", "cache")
@@ -58,8 +58,6 @@ class Advice:
         if node is not None and any(here(family_at(holder), other, {key: None}) for other in node.mapping):
             return None
         if self.is_misspelt(key, holder):
-            return None
-        if key == "stack" and not holder and any(name in self.root.mapping for name in LATER):
             return None
         elsewhere = self._unknown.get(key)
         if elsewhere is not None and elsewhere[:-1] != holder and self._home(key, elsewhere[:-1]) == family_at(holder):
@@ -104,10 +102,6 @@ class Advice:
         family = family_at(holder)
         if (comma := self._comma(path) or self._thousands(path)) is not None:
             return comma
-        if key in LATER and family in ("spec", "stack"):
-            if key == "decoder" and "encoder" not in self.root.mapping:
-                return "a decoder reads an encoder, and there is none", "A decoder-only model has a stack"
-            return LATER[key], ""
         fields: dict[str, Any] = dict(getattr(model_at(self.root, holder), "model_fields", {}))
         if ours := here(family, key, fields):
             if key.endswith(f"_{ours}"):

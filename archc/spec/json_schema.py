@@ -13,6 +13,7 @@ from archc.spec.near import with_article
 from archc.spec.nodes import is_list, is_mapping
 from archc.spec.patterns import NAME, NONE
 from archc.spec.schema import Spec
+from archc.spec.sections import STACKS
 from archc.spec.slots import MARKER, Slot
 from archc.spec.values import TYPE_NAME
 
@@ -26,6 +27,10 @@ _SIBLING = "Name of {} whose keys this one takes; keys written here replace thos
 _TRACKS: list[Schema] = [
     {"required": ["mixer", "ffn"], "properties": {"layers": _NULL}},
     {"required": ["layers"], "properties": {"mixer": _NULL, "ffn": _NULL}},
+]
+_MODELS: list[Schema] = [
+    {"required": ["stack"], "properties": {"encoder": _NULL, "decoder": _NULL}},
+    {"required": ["encoder"], "properties": {"stack": _NULL}},
 ]
 _NAMES: Schema = {"pattern": f"^(?!{NONE}$){NAME.pattern}$"}
 
@@ -76,7 +81,9 @@ class _Writer:
             }
         if self.requires:
             self.done["Stack"]["anyOf"] = _TRACKS
-            spec["properties"]["stack"]["required"] = ["block"]
+            for section in STACKS:
+                spec["properties"][section]["anyOf"][0]["required"] = ["block"]
+            spec["anyOf"] = _MODELS
         else:
             spec["required"] = ["name"]
         self.done[f"{self.prefix}spec"] = spec

@@ -119,6 +119,6 @@ def _one(root: Node, path: Path, error: Error, advice: Advice) -> Problem | None
         return problem_at(key_mark(root, path[:-1]), path, message, suggestion, code=code(kind))
     if advice.follows_comma(path):
         return None
-    mark = key_mark(root, path) if kind == "name" else node.mark
+    mark = key_mark(root, path) if kind in ("name", "sections") else node.mark
     message, suggestion = wrong(error, node, str(path[-1]) if path else "")
     return problem_at(mark, path, message, suggestion, code=code(kind))

@@ -17,7 +17,7 @@ from archc.spec.pattern_help import layer_numbers, misfit, ratio
 from archc.spec.patterns import MAX_LAYERS, NAME, NONE, Items, PatternError, copies, expand, joined, parse
 from archc.spec.scalars import shortened
 
-TRACKS = ("mixer", "ffn", "layers")
+TRACKS = ("mixer", "cross", "ffn", "layers")
 Found = tuple[Path, PydanticCustomError]
 
 
@@ -26,6 +26,7 @@ class LayerPlan(NamedTuple):
 
     mixer: str | None
     ffn: str | None
+    cross: str | None = None
 
 
 class Names:
@@ -40,7 +41,7 @@ class Names:
 
     def of(self, track: str) -> Collection[str]:
         """The names that a track places."""
-        return self.mixers if track == "mixer" else self.ffns if track == "ffn" else self.both
+        return self.mixers if track in ("mixer", "cross") else self.ffns if track == "ffn" else self.both
 
 
 def check_names(names: Names) -> Iterator[Found]:
@@ -68,7 +69,7 @@ def check_stack(section: str, stack: Mapping[str, Any], names: Names) -> Iterato
         num_layers = None
     written = {track: stack[track] for track in TRACKS if stack.get(track) is not None}
     if "layers" in written and len(written) > 1:
-        others = listed([track for track in ("mixer", "ffn") if track in written])
+        others = listed([track for track in TRACKS if track in written and track != "layers"])
         yield (section, "layers"), fault(f"layers is both tracks in one: it excludes {others}", code="pattern")
     elif "layers" not in written:
         for track in ("mixer", "ffn"):
@@ -93,8 +94,9 @@ def plans(stack: Mapping[str, Any], names: Names) -> tuple[LayerPlan, ...]:
     text = joined(stack.get("layers"))
     if text is not None:
         return tuple(_half_layer(entry, names) for entry in expand(parse(text), num_layers))
-    tracks = [expand(parse(stack[track]), num_layers) for track in ("mixer", "ffn")]
-    return tuple(LayerPlan(*(None if name == NONE else name for name in pair)) for pair in zip(*tracks, strict=True))
+    written = [stack.get(track) or NONE for track in ("mixer", "ffn", "cross")]
+    tracks = [expand(parse(joined(track) or NONE), num_layers) for track in written]
+    return tuple(LayerPlan(*(None if name == NONE else name for name in names)) for names in zip(*tracks, strict=True))
 
 
 def placed(stack: Mapping[str, Any]) -> set[str]:
@@ -143,7 +145,7 @@ def _checked(track: str, value: Any, names: Names, num_layers: int | None) -> It
 
 
 def _takes(track: str) -> str:
-    return {"mixer": "mixers", "ffn": "ffns"}.get(track, "mixers, ffns or mixer+ffn")
+    return {"mixer": "mixers", "cross": "mixers", "ffn": "ffns"}.get(track, "mixers, ffns or mixer+ffn")
 
 
 def _no_pattern(takes: str, value: Any, known: Collection[str], num_layers: int | None) -> PatternError:
@@ -196,7 +198,7 @@ def _check_name(track: str, name: str, names: Names) -> None:
         raise PatternError(f"{name} is {'an ffn' if other == 'ffn' else 'a mixer'}; this pattern names {_takes(track)}")
     near = nearest(name, known)
     hint = f"Did you mean {near}?" if near else f"Known are {shortened(', '.join(known))}" if known else ""
-    what = {"mixer": "mixer", "ffn": "ffn"}.get(track, "mixer or ffn")
+    what = {"mixer": "mixer", "cross": "mixer", "ffn": "ffn"}.get(track, "mixer or ffn")
     raise PatternError(f"no {what} is called {shortened(name)}", hint)
 
 

@@ -15,11 +15,14 @@ from archc.spec.nodes import is_mapping
 from archc.spec.patterns import MAX_LAYERS, joined
 from archc.spec.positions import check_positions
 from archc.spec.schedule import Found, LayerPlan, Names, check_names, check_stack, plans
+from archc.spec.sections import DEFAULT_MASKS, STACKS, check_sections
 from archc.spec.slots import Slot
 from archc.spec.tables import check_table
 from archc.spec.values import TYPE_NAME, Dtype
 
-PLACED_SECTIONS = ("stack", "mtp")
+_HEAD = Slot("head", default_kind="lm")
+
+PLACED_SECTIONS = (*STACKS, "mtp")
 
 
 def _pattern_text(value: Any) -> Any:
@@ -46,9 +49,10 @@ Pattern = Annotated[
 
 
 class Stack(Section):
-    """Layers in a row. ``position``, ``norm`` and ``cache`` are the stack's own, None where the spec's hold.
+    """Layers in a row. ``tokenizer``, ``embedding``, ``position``, ``norm`` and ``cache`` are None where the spec's hold.
 
-    ``final_norm`` is None where the block decides. ``block`` is never None in a valid spec: ``mtp`` takes the stack's.
+    ``final_norm`` is None where the block decides. In a valid spec ``block`` is never None, since ``mtp`` takes the stack's,
+    nor is ``mask``, which the section decides unless it is stated.
     """
 
     num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
@@ -57,14 +61,21 @@ class Stack(Section):
     """Residual layout of every layer whose mixer states none. Default: **required** (mtp: the stack's)."""
     mixer: Pattern | None = None
     """First sub-layer of each layer, by the names in mixers. Default: **required**, or layers."""
+    cross: Pattern | None = None
+    """Sub-layer between the two, which reads the encoder, by the names in mixers. Default: **required** in decoder."""
     ffn: Pattern | None = None
     """Last sub-layer of each layer, by the names in ffns. Default: **required**, or layers."""
     layers: Pattern | None = None
     """Both tracks in one, of mixer, ffn or mixer+ffn; instead of mixer and ffn."""
     final_norm: bool | None = None
     """Whether a norm follows the last layer. Default: the block's: false where its layers end in a norm."""
-    mask: Literal["causal"] = "causal"
-    """What a token may see."""
+    mask: Literal["causal", "bidirectional", "prefix"] | None = None
+    """What a token may see: itself and what came before, everything, or a first part whole and what came before. Default:
+    causal; bidirectional in encoder."""
+    tokenizer: Annotated[Any, Slot("tokenizer")] = None
+    """This stack's own, used whole. Default: the spec's."""
+    embedding: Annotated[Any, Slot("embedding", default_kind="token")] = None
+    """This stack's own, used whole. Default: the spec's; an encoder and a decoder then share one table."""
     position: Annotated[Any, Slot("position")] = None
     """This stack's own, used whole. Default: the spec's."""
     norm: Annotated[Any, Slot("norm")] = None
@@ -98,20 +109,36 @@ class Spec(Section):
     """Token mixers, named once and placed by the stack."""
     ffns: dict[str, Annotated[Any, Slot("ffn")]] = Field(default_factory=dict)
     """Feed-forwards, likewise. Default: empty."""
-    stack: Stack
-    """The one stack of a decoder-only model."""
+    stack: Stack | None = None
+    """The one stack of a decoder-only model. Default: **required**, or encoder, or encoder and decoder."""
+    encoder: Stack | None = None
+    """A stack that sees everything, alone or read by a decoder."""
+    decoder: Stack | None = None
+    """A stack that sees what came before and, through cross, the encoder."""
     mtp: Stack | None = None
     """Multi-token-prediction layers after the stack; counted apart."""
-    head: Annotated[Any, Slot("head", default_kind="lm")] = Field(default_factory=dict, validate_default=True)
-    """What reads the last layer. Default: lm."""
+    head: Annotated[Any, Slot("head", default_kind="lm")] = None
+    """What reads the last layer. Default: lm; none for an encoder alone."""
     cache: Annotated[Any, Slot("cache", default_kind="full", key="policy")] = Field(
         default_factory=dict, validate_default=True
     )
     """How declared state is stored. Default: policy full."""
 
-    def schedule(self) -> tuple[LayerPlan, ...]:
-        """The stack's layers, first to last."""
-        return plans(self.stack.__dict__, self._names())
+    @property
+    def main(self) -> Stack:
+        """The stack that the head reads: the decoder where there is one, else the one stack or encoder."""
+        found = self.decoder or self.stack or self.encoder
+        assert found is not None, "a valid spec has a stack"
+        return found
+
+    def stacks(self) -> dict[str, Stack]:
+        """Section -> stack, in the order in which they run; without ``mtp``."""
+        found = {name: getattr(self, name) for name in STACKS}
+        return {name: stack for name, stack in found.items() if stack is not None}
+
+    def schedule(self, section: str = "") -> tuple[LayerPlan, ...]:
+        """The layers of a section, first to last, by default of the stack that the head reads."""
+        return plans((getattr(self, section) if section else self.main).__dict__, self._names())
 
     def mtp_schedule(self) -> tuple[LayerPlan, ...]:
         """The multi-token-prediction layers; nothing without ``mtp``."""
@@ -125,9 +152,15 @@ class Spec(Section):
         found = list(check_layers(self.__dict__))
         if found:
             raise faults("Spec", found)
-        if self.mtp is not None and self.mtp.block is None:
-            # Frozen for its readers; this is still its making.
-            vars(self)["mtp"] = self.mtp.model_copy(update={"block": self.stack.block})
+        # Frozen for its readers; this is still its making.
+        for section in PLACED_SECTIONS:
+            stack: Stack | None = getattr(self, section)
+            if stack is not None:
+                made = {"mask": stack.mask or DEFAULT_MASKS[section], "block": stack.block or self.main.block}
+                vars(self)[section] = stack.model_copy(update=made)
+        if self.head is None:
+            alone = self.encoder is not None and self.decoder is None
+            vars(self)["head"] = _HEAD.validate("none" if alone else "lm")
         return self
 
 
@@ -137,14 +170,16 @@ def check_layers(spec: Mapping[str, Any]) -> Iterator[Found]:
     names = Names(mixers, ffns)
     sections = {section: _plain(spec.get(section)) for section in PLACED_SECTIONS}
     yield from check_names(names)
-    stack = sections.get("stack")
-    if is_mapping(stack) and stack.get("block") is None:
-        yield ("stack", "block"), PydanticCustomError("missing", "block is required")
+    for section in STACKS:
+        stack = sections.get(section)
+        if is_mapping(stack) and stack.get("block") is None:
+            yield (section, "block"), PydanticCustomError("missing", "block is required")
     for section in PLACED_SECTIONS:
         stack = sections.get(section)
         if is_mapping(stack) and mixers:
             yield from check_stack(section, stack, names)
     stacks = {section: stack for section, stack in sections.items() if is_mapping(stack)}
+    yield from check_sections(spec, stacks)
     yield from check_caches(spec, stacks)
     yield from check_positions(spec, stacks)
     yield from check_table(spec)

@@ -107,16 +107,6 @@ _KEYS: dict[str, dict[str, str]] = {
 CONFIG_ONLY = frozenset({"architectures", "model_type", "transformers_version", "auto_map", "use_cache"})
 """Keys that only a Hugging Face config has."""
 
-LATER = {
-    "encoder": "encoder and decoder sections are not supported by this version of archc",
-    "decoder": "encoder and decoder sections are not supported by this version of archc",
-    "cross": "cross is not supported by this version of archc",
-}
-"""Keys of the language that this version can't build, and what it says of them."""
-
-LATER_VALUES = {"mask": ("bidirectional", "prefix")}
-"""Values of the language that this version can't build, by key."""
-
 
 def here(family: str, key: str, known: dict[str, object]) -> str:
     """The keys of ``known`` that say in this family what ``key`` says elsewhere, listed; empty when there is none."""

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from archc.spec.kind import Kind
-from archc.spec.nodes import is_mapping
+from archc.spec.nodes import Path, is_mapping
 from archc.spec.schedule import Found
 from archc.spec.slots import Slot
 
@@ -18,14 +18,21 @@ _EMBEDDING, _HEAD = Slot("embedding", default_kind="token"), Slot("head", defaul
 
 
 def check_table(spec: Mapping[str, Any]) -> Iterator[Found]:
-    """A mistake when a head that gives logits meets an embedding that has the key and does not state it."""
+    """A mistake when a head that may read a table of words meets an embedding that has the key and does not state it."""
+    alone = spec.get("encoder") is not None and spec.get("decoder") is None
+    path: Path = ("embedding",)
     embedding = spec.get("embedding")
-    head, table = _class(_HEAD, spec.get("head") or {}), _class(_EMBEDDING, embedding)
-    if head is None or table is None or getattr(head, "output", "logits") != "logits" or KEY not in table.model_fields:
+    decoder = spec.get("decoder")
+    own = decoder.get("embedding") if is_mapping(decoder) else getattr(decoder, "embedding", None)
+    if own is not None:
+        path, embedding = ("decoder", "embedding"), own
+    head = _class(_HEAD, spec.get("head") or ("none" if alone else {}))
+    table = _class(_EMBEDDING, embedding)
+    if head is None or table is None or not getattr(head, "reads_table", True) or KEY not in table.model_fields:
         return
     stated = embedding.get(KEY) if is_mapping(embedding) else getattr(embedding, KEY, None)
     if stated is None:
-        yield ("embedding", KEY), PydanticCustomError("missing", "tie_word_embeddings is required")
+        yield (*path, KEY), PydanticCustomError("missing", "tie_word_embeddings is required")
 
 
 def _class(slot: Slot, value: Any) -> type[Kind] | None:

@@ -9,7 +9,6 @@ from typing import Any
 from archc.spec.near import listed, nearest
 from archc.spec.nodes import Node
 from archc.spec.scalars import plain_number, shortened
-from archc.spec.synonyms import LATER_VALUES
 
 _TYPES = {
     "int_type": "an integer",
@@ -91,8 +90,6 @@ def wrong(error: Mapping[str, Any], node: Node, key: str) -> tuple[str, str]:
         return _other(error, node)
     is_number = error["type"] in ("int_type", "int_from_float", "float_type")
     if error["type"] == "literal_error" and isinstance(node.value, str):
-        if node.value in LATER_VALUES.get(key, ()):
-            return f"{node.value} is not supported by this version of archc", ""
         near = nearest(node.value, _choices(error["ctx"]["expected"]))
         if near:
             return f"unknown (found {found(node)})", f"Did you mean {near}?"

@@ -36,6 +36,9 @@ def build(
 
     ``forward(input_ids, step=None, cache=None, last_only=False)``: ids (batch, seq) -> logits (batch, seq, rows), or
     hidden states without a head; further inputs of a spec (``token_type_ids``) follow by name and are zeros when left out.
+    A bidirectional stack keeps nothing: ``forward(input_ids, attention_mask=None)``, the mask (batch, seq) 1 for tokens, 0 for
+    padding. A decoder reads its encoder's ``encoder_input_ids`` and ``encoder_attention_mask``: ids in the first call over a
+    cache, or in every one without, the mask in each.
     Without a cache it is the training forward. On the meta device nothing is allocated;
     elsewhere weights are drawn from ``seed``, or, when that is None, left unset to be loaded. Parameters are in
     ``dtype`` but for those that the graph fixes (decay parameters and correction biases stay float32). ``twin`` builds
@@ -126,10 +129,13 @@ def new_cache(
     *,
     batch: int,
     max_model_len: int,
+    source_len: int | None = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
 ) -> dict[str, Tensor]:
     """An empty cache: a flat mapping from state name to tensor, preallocated for ``max_model_len`` tokens a row.
+
+    ``source_len`` tokens, by default as many, are given to the encoder that a decoder reads; shorter rows are padded.
 
     Keys, values, latents and convolution columns are in ``dtype``, by default the cache policy's, and where that follows
     the model, the dtype of the model's weights; recurrent states are in the policy's ``state_dtype``.
@@ -148,7 +154,7 @@ def new_cache(
 
     return {
         name: torch.zeros(
-            graph.state_shape(state, batch=batch, max_model_len=max_model_len),
+            graph.state_shape(state, batch=batch, max_model_len=max_model_len, source_len=source_len),
             dtype=kind(state),
             device=device or weights.device,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,9 +70,25 @@ def carried(state: Tensor | None, step: Step | None) -> Tensor | None:
     return state.masked_fill((step.start == 0).view(-1, *(1,) * (state.dim() - 1)), 0.0)
 
 
-def step_positions(step: Step | None, input_ids: Tensor) -> Tensor:
-    """Positions of a call: the step's, or 0, 1, 2, … without one."""
-    return torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0) if step is None else step.positions
+def token_positions(ids: Tensor | None, padding: Tensor | None, step: Step | None = None) -> Tensor | None:
+    """Positions of a call, (1 or batch, seq): the step's, or 0, 1, 2, … of the tokens, padding left out; None without ids."""
+    if step is not None:
+        return step.positions
+    if ids is None:
+        return None
+    if padding is None:
+        return torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+    return (padding.cumsum(-1) - 1).clamp(min=0)
+
+
+def when_given(target: Callable[..., Any], first: Any, *args: Any, **keywords: Any) -> Any:
+    """``target(first, ...)``, or None where that is made of nothing: a call that brings no tokens of the encoder."""
+    return None if first is None else target(first, *args, **keywords)
+
+
+def part_or_none(values: tuple[Tensor, ...] | None, index: int) -> Tensor | None:
+    """One of several values, where there are any."""
+    return None if values is None else values[index]
 
 
 def or_zeros(given: Tensor | None, input_ids: Tensor) -> Tensor:

@@ -251,12 +251,12 @@ ONE = [
     (
         "  block: pre_norm",
         "  block: pre_norm\n  cross: kda",
-        "my.yaml:16:3: stack.cross: cross is not supported by this version of archc",
+        "my.yaml:16:3: stack.cross: reads an encoder, which no layer here does. A section decoder has it, beside an encoder",
     ),
     (
         "  block: pre_norm",
         "  block: pre_norm\n  mask: prefix",
-        "my.yaml:16:9: stack.mask: prefix is not supported by this version of archc",
+        "my.yaml:16:3: stack.mask: kda, which is zattend, takes the mask causal (found prefix)",
     ),
     (
         "stack:",

@@ -40,38 +40,51 @@ class Attention(nn.Module):
         self.key_dim, self.value_dim, self.scale = op.key_dim, op.value_dim, op.scale
         self.window, self.sink_tokens, self.chunk, self.soft_cap = op.window, op.sink_tokens, op.chunk, op.soft_cap
         self.ring_rows, self.slopes = op.ring_rows(), op.slopes
+        self.has_prefix, self.has_bias = op.has_prefix, op.has_bias
         self.kernel = kernel
         self.register_parameter("sinks", None)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        step: Step | None = None,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | Step | None) -> Tensor:
+        """``rest`` are the length of the prefix or the bias, where the op has one, the step, and the caches of key and value."""
+        rest = (*rest, None, None, None, None)
+        further, step, key, value = rest[:4] if self.has_prefix or self.has_bias else (None, *rest[:3])
+        assert not isinstance(further, Step)
+        assert not isinstance(key, Step)
+        assert not isinstance(value, Step)
         q, k, v = to_heads(q, self.key_dim), to_heads(k, self.key_dim), to_heads(v, self.value_dim)
         if key is None or value is None:
-            return from_heads(self._attend_new(q, k, v))
-        assert step is not None, "a cache needs a step"
+            return from_heads(self._attend_new(q, k, v, further))
+        assert isinstance(step, Step), "a cache needs a step"
         if self.ring_rows is None:
             write_rows(key, k, step)
             write_rows(value, v, step)
             if step.past == 0:
-                return from_heads(self._attend_new(q, k, v))
+                return from_heads(self._attend_new(q, k, v, further))
             total = step.past + q.shape[2]
             keys, values = key[:, :, :total].to(q.dtype), value[:, :, :total].to(q.dtype)
+            if self.has_bias:
+                return from_heads(self._call(q, keys, values, further))
             mask, positions = None, torch.arange(total, device=q.device).unsqueeze(0)
             if q.shape[2] > 1 or not step.uniform:
-                mask = visible(step.positions, positions)
+                mask = self._with_prefix(visible(step.positions, positions), further)
             return from_heads(self._call(q, keys, values, self._sloped(mask, step.positions, positions, q.dtype)))
         return from_heads(self._attend_ring(q, k, v, step, key, value))
 
-    def _attend_new(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _with_prefix(self, seen: Tensor, length_B: Tensor | None) -> Tensor:
+        """What is seen of keys 0, 1, 2, …, and the first ``length`` of them, (B or 1, 1, S, T)."""
+        if length_B is None:
+            return seen
+        return seen | (torch.arange(seen.shape[-1], device=seen.device) < length_B.unsqueeze(-1))[:, None, None]
+
+    def _attend_new(self, q: Tensor, k: Tensor, v: Tensor, further: Tensor | None = None) -> Tensor:
         """New tokens among themselves, from an empty cache; padding on the right is seen by padding only."""
         seq = q.shape[2]
+        if self.has_bias:
+            return self._call(q, k, v, further)
+        if further is not None:
+            positions = torch.arange(seq, device=q.device).unsqueeze(0)
+            seen = self._with_prefix(visible(positions, positions), further)
+            return self._call(q, k, v, self._sloped(seen, positions, positions, q.dtype))
         if self.slopes is not None:
             key = (self.slopes, self.window, self.chunk, self.sink_tokens, seq, q.device, q.dtype)
             return self._call(q, k, v, while_alive(key, lambda: self._mask_of_new(q)))

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from archc.ir.values import Node
 from archc.ops import position as ops
-from archc.torch_backend.context import Context
+from archc.torch_backend.context import Context, Function
 from archc.torch_backend.leaves.numbers import numbers
 
 
@@ -65,3 +65,12 @@ def learned_positions(node: Node, context: Context) -> nn.Module:
 def sinusoids(node: Node, context: Context) -> nn.Module:
     assert isinstance(node.op, ops.Sinusoids)
     return Sinusoids(node.op, node.inputs[1].width)
+
+
+def index_tokens(x: Tensor) -> Tensor:
+    """(batch, tokens, …) -> 0, 1, 2, … (1, tokens)."""
+    return torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+
+
+def token_index(node: Node, context: Context) -> Function:
+    return Function(index_tokens)

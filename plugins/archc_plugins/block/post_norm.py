@@ -14,6 +14,8 @@ from archc_plugins.block.joining import join
 class PostNorm(Block):
     """norm(x + f(x)) for each branch, arXiv 1706.03762; the last norm is the last layer's, so no other follows."""
 
+    takes_cross: ClassVar[bool] = True
+
     final_norm_default: ClassVar[bool] = False
 
     residual_multiplier: Scale = ONE
@@ -21,8 +23,17 @@ class PostNorm(Block):
     skip_multiplier: Scale = ONE
     """Factor on what the branch is added to."""
 
-    def define(self, g: Builder, x: Value, *, mixer: SubLayer | None, ffn: SubLayer | None, norm: NormLayer) -> Value:
-        for name, branch in (("mixer", mixer), ("ffn", ffn)):
+    def define(
+        self,
+        g: Builder,
+        x: Value,
+        *,
+        mixer: SubLayer | None,
+        cross: SubLayer | None = None,
+        ffn: SubLayer | None,
+        norm: NormLayer,
+    ) -> Value:
+        for name, branch in (("mixer", mixer), ("cross", cross), ("ffn", ffn)):
             if branch is not None:
                 y = join(g, x, branch(x), skip=self.skip_multiplier, branch=self.residual_multiplier)
                 x = norm(f"{name}_norm", y)

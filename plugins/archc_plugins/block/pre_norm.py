@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from archc.families import Block, NormLayer, SubLayer
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Value
@@ -12,6 +14,8 @@ from archc_plugins.block.joining import join
 class PreNorm(Block):
     """x + f(norm(x)) for each branch (arXiv 2002.04745)."""
 
+    takes_cross: ClassVar[bool] = True
+
     residual_multiplier: Scale = ONE
     """Factor on each branch before it is added."""
     skip_multiplier: Scale = ONE
@@ -19,10 +23,20 @@ class PreNorm(Block):
     mixer_norm: bool = True
     """Whether there is a norm before the mixer."""
 
-    def define(self, g: Builder, x: Value, *, mixer: SubLayer | None, ffn: SubLayer | None, norm: NormLayer) -> Value:
+    def define(
+        self,
+        g: Builder,
+        x: Value,
+        *,
+        mixer: SubLayer | None,
+        cross: SubLayer | None = None,
+        ffn: SubLayer | None,
+        norm: NormLayer,
+    ) -> Value:
         skip, branch = self.skip_multiplier, self.residual_multiplier
         if mixer is not None:
             x = join(g, x, mixer(norm("mixer_norm", x) if self.mixer_norm else x), skip=skip, branch=branch)
-        if ffn is not None:
-            x = join(g, x, ffn(norm("ffn_norm", x)), skip=skip, branch=branch)
+        for name, other in (("cross", cross), ("ffn", ffn)):
+            if other is not None:
+                x = join(g, x, other(norm(f"{name}_norm", x)), skip=skip, branch=branch)
         return x

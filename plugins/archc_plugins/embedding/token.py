@@ -10,7 +10,6 @@ from pydantic import NonNegativeInt, PositiveInt
 from archc.errors import GraphError
 from archc.families import Embedding, Norm
 from archc.graph.vocabulary import Builder
-from archc.ir.size import BATCH, SEQ
 from archc.ir.values import Param, TensorType, Value
 from archc.spec.slots import Slot
 from archc.spec.values import ONE, Scale
@@ -47,18 +46,20 @@ class Token(Embedding):
         multiple = self.pad_vocab_to_multiple_of or 1
         return -(-vocab_size // multiple) * multiple
 
-    def define(self, g: Builder, ids: Value, *, vocab_size: int) -> tuple[Value, Param]:
+    def define(
+        self, g: Builder, ids: Value, *, vocab_size: int, table: Param | None = None
+    ) -> tuple[Value, Param | None]:
         rows = self.rows(vocab_size)
         if rows < vocab_size:
             raise GraphError(f"embed_tokens: num_embeddings {rows} is less than the {vocab_size} ids of the tokenizer")
-        x, table = g.embedding("embed_tokens", ids, rows, self.embedding_size or self.hidden_size)
+        x, table = g.embedding("embed_tokens", ids, rows, self.embedding_size or self.hidden_size, table=table)
         if x.width != self.hidden_size:
             x = g.linear("embed_proj", x, self.hidden_size)
         return g.scale(x, self.scale.resolve({"hidden_size": self.hidden_size})), table
 
     def finish(self, g: Builder, x: Value, *, norm: Norm) -> Value:
         if self.type_vocab_size:
-            types = g.add_input("token_type_ids", TensorType((BATCH, SEQ), "int64"))
+            types = g.add_input("token_type_ids", TensorType(x.shape[:-1], "int64"))
             x = g.add(x, g.embedding("token_type_embeddings", types, self.type_vocab_size, self.hidden_size)[0])
         if self.norm is False:
             return x

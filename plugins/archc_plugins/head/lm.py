@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import PositiveFloat
 
+from archc.errors import GraphError
 from archc.families import Head
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Param, Value
@@ -20,8 +21,10 @@ class LM(Head):
     final_logit_softcapping: PositiveFloat | None = None
     """Logits z become c tanh(z / c). Default: none."""
 
-    def define(self, g: Builder, x: Value, *, table: Param, tied: bool) -> Value:
+    def define(self, g: Builder, x: Value, *, table: Param | None, tied: bool) -> Value:
         hidden_size = x.width
+        if table is None:
+            raise GraphError("lm predicts tokens, and this embedding has no table of them; take another head")
         rows, width = table.shape
         if tied and width != x.width:
             x = g.linear("head_proj", x, width)

@@ -13,6 +13,7 @@ class NoHead(Head):
     """The model ends in its hidden states (batch, seq, hidden_size)."""
 
     output: ClassVar[str] = "hidden_states"
+    reads_table: ClassVar[bool] = False
 
-    def define(self, g: Builder, x: Value, *, table: Param, tied: bool) -> Value:
+    def define(self, g: Builder, x: Value, *, table: Param | None, tied: bool) -> Value:
         return x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -27,6 +27,9 @@ class QueryTemperature(Section):
 class GQA(Mixer):
     """Grouped-query attention, arXiv 2305.13245; num_kv_heads = num_heads is multi-head, 1 is multi-query attention."""
 
+    masks: ClassVar[tuple[str, ...]] = ("causal", "bidirectional", "prefix")
+    can_cross: ClassVar[bool] = True
+
     num_heads: PositiveInt
     """Query heads."""
     num_kv_heads: PositiveInt
@@ -41,7 +44,7 @@ class GQA(Mixer):
     """Norm of queries and keys. head: weights of head_dim, before rotation; width: over the whole projection; unit: no
     weights, after rotation."""
     sliding_window: PositiveInt | None = None
-    """A token sees itself and the W - 1 tokens before it."""
+    """A token sees itself and the W - 1 tokens before it; in a bidirectional stack W // 2 on each side."""
     attention_chunk_size: PositiveInt | None = None
     """A token sees its own chunk of so many tokens."""
     softmax_scale: Scale | None = None
@@ -72,20 +75,10 @@ class GQA(Mixer):
         return ""
 
     def define(self, g: Builder, x: Value) -> Value:
-        d, kv_width, bias = self.head_dim, self.num_kv_heads * self.head_dim, self.qkv_bias
-        q = g.linear("q_proj", x, self.num_heads * d, bias=bias, axis="heads")
-        k, v = (g.linear(f"{n}_proj", x, kv_width, bias=bias, axis="kv_heads") for n in "kv")
-        if self.qk_norm in ("head", "width"):
-            head_dim, plain = d if self.qk_norm == "head" else None, q
-            q = self.norm.define(g, "q_norm", q, head_dim=head_dim)
-            k = self.norm.define(g, "k_norm", k, head_dim=head_dim)
-            if q is plain:
-                raise GraphError(
-                    f"qk_norm {self.qk_norm} norms nothing: the norm is {self.norm.kind_name}; state the mixer's"
-                )
-        q, k = (self.position.rotate(g, t, head_dim=d) for t in (q, k))
+        q, k, v = self._projected(g, x, x)
+        q, k = (self.position.rotate(g, t, head_dim=self.head_dim) for t in (q, k))
         if self.qk_norm == "unit":
-            q, k = (g.rms_norm("", t, eps=self.norm.epsilon(), head_dim=d, weight=False) for t in (q, k))
+            q, k = (g.rms_norm("", t, eps=self.norm.epsilon(), head_dim=self.head_dim, weight=False) for t in (q, k))
         if self.query_temperature is not None:
             q = g.query_temperature(q, scale=self.query_temperature.scale, floor=self.query_temperature.floor)
         scale = self._scale(g, x.width)
@@ -102,9 +95,49 @@ class GQA(Mixer):
             sinks=self.sink_logits,
             soft_cap=self.attn_logit_softcapping,
             slopes=self.position.bias(g, num_heads=self.num_heads, scale=scale),
+            bias=self.position.scores(g, num_heads=self.num_heads),
         )
+        return self._out(g, x, o)
+
+    def cross(self, g: Builder, x: Value, memory: Value) -> Value:
+        q, k, v = self._projected(g, x, memory)
+        if self.qk_norm == "unit":
+            q, k = (g.rms_norm("", t, eps=self.norm.epsilon(), head_dim=self.head_dim, weight=False) for t in (q, k))
+        only_self = ("sliding_window", "attention_chunk_size", "sink_logits", "query_temperature")
+        if stated := [name for name in only_self if getattr(self, name)]:
+            raise GraphError(
+                f"{g.path}: {', '.join(stated)} of gqa say what a token sees of its own text, not of an encoder's"
+            )
+        o = g.cross_attention(
+            "attention",
+            q,
+            k,
+            v,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            scale=self._scale(g, x.width),
+            soft_cap=self.attn_logit_softcapping,
+        )
+        return self._out(g, x, o)
+
+    def _projected(self, g: Builder, x: Value, read: Value) -> tuple[Value, Value, Value]:
+        """Queries of x, keys and values of what is read, normed where they are before they turn."""
+        kv_width, bias = self.num_kv_heads * self.head_dim, self.qkv_bias
+        q = g.linear("q_proj", x, self.num_heads * self.head_dim, bias=bias, axis="heads")
+        k, v = (g.linear(f"{n}_proj", read, kv_width, bias=bias, axis="kv_heads") for n in "kv")
+        if self.qk_norm in ("head", "width"):
+            head_dim, plain = self.head_dim if self.qk_norm == "head" else None, q
+            q = self.norm.define(g, "q_norm", q, head_dim=head_dim)
+            k = self.norm.define(g, "k_norm", k, head_dim=head_dim)
+            if q is plain:
+                raise GraphError(
+                    f"qk_norm {self.qk_norm} norms nothing: the norm is {self.norm.kind_name}; state the mixer's"
+                )
+        return q, k, v
+
+    def _out(self, g: Builder, x: Value, o: Value) -> Value:
         if self.output_gate:
-            o = g.mul(o, g.sigmoid(g.linear("gate_proj", x, self.num_heads * d, axis="heads")))
+            o = g.mul(o, g.sigmoid(g.linear("gate_proj", x, self.num_heads * self.head_dim, axis="heads")))
         return g.linear("o_proj", o, x.width, bias=self.o_bias)
 
     def _scale(self, g: Builder, hidden_size: int) -> float:
