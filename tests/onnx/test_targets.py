@@ -150,11 +150,12 @@ def test_an_unknown_target_names_the_legal_ones(choice: dict[str, Any], message:
 
 
 def test_heads_too_large_for_the_delta_rule_on_cuda_are_refused(tmp_path: Path) -> None:
-    graph = expand(loads_spec(spec_text("{kind: kda, num_heads: 1, head_dim: 256}")))
+    mixer = "{kind: gated_deltanet, num_key_heads: 1, num_value_heads: 1, key_head_dim: 60000, value_head_dim: 7}"
+    graph = expand(loads_spec(spec_text(mixer)))
     with pytest.raises(GraphError) as caught:
         export(graph, tmp_path / "out")
     assert str(caught.value) == (
-        "layers.0.mixer.delta_rule: linear attention heads of 256 x 256 need 262144 bytes of shared memory on CUDA, more "
+        "layers.0.mixer.delta_rule: linear attention heads of 60000 x 7 need 1680000 bytes of shared memory on CUDA, more "
         "than any device has, and would fail at the first prompt; key_dim 64 or 128 with value_dim a multiple of 32 runs "
         "everywhere; so does provider cpu"
     )

@@ -129,3 +129,17 @@ def linear_attention_limit(key_dim: int, value_dim: int, target: Target) -> tupl
     if needed > limits.bytes_everywhere:
         return "", f"{what}; devices with less refuse long prefills ({legal})"
     return "", ""
+
+
+def value_pieces(key_dim: int, value_dim: int, target: Target) -> int | None:
+    """How many pieces a head's values are cut into: one where some device bears it whole, else the fewest that all bear.
+
+    Where no cut is borne by all, the fewest that some bear; None where not even a column of the state is.
+    """
+    if not linear_attention_limit(key_dim, value_dim, target)[0]:
+        return 1
+    cuts = [pieces for pieces in range(2, value_dim + 1) if value_dim % pieces == 0]
+    limits = {cut: linear_attention_limit(key_dim, value_dim // cut, target) for cut in cuts}
+    everywhere = (cut for cut in cuts if limits[cut] == ("", ""))
+    anywhere = (cut for cut in cuts if not limits[cut][0])
+    return next(everywhere, next(anywhere, None))

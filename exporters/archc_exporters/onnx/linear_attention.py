@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from archc.errors import GraphError
 from archc.ir.values import Node
 from archc.ops import linear_attention as ops
 from archc_exporters.onnx.context import MS, Lowering
 from archc_exporters.onnx.elementwise import activate
-from archc_exporters.onnx.limits import linear_attention_limit
+from archc_exporters.onnx.linear_rule import linear_rule
 from archc_exporters.onnx.norm import l2_normed_in_float
 from archc_exporters.onnx.step import new_tokens, seq_column, valid_tokens
 from archc_exporters.onnx.weights import Array
@@ -25,11 +24,6 @@ def linear_attention(
     op = node.op
     assert isinstance(op, ops.LinearAttention)
     ctx.note("LinearAttention in float32: a state rounded every step drifts, and the kernel wants one dtype throughout")
-    objection, remark = linear_attention_limit(op.key_dim, op.value_dim, ctx.target)
-    if objection:
-        raise GraphError(f"{ctx.path}: {objection}")
-    if remark:
-        ctx.remark(remark)
     valid = valid_tokens(ctx)
     query, key = l2_normed_in_float(ctx, q), l2_normed_in_float(ctx, k)
     value, decay = ctx.cast(v, FLOAT), ctx.op("Mul", ctx.cast(decay, FLOAT), valid)
@@ -37,22 +31,22 @@ def linear_attention(
         key = ctx.op("Mul", key, valid)
     else:
         beta = ctx.op("Mul", ctx.cast(beta, FLOAT), valid)
-    y, state = ctx.ops(
-        "LinearAttention",
+    y = linear_rule(
+        ctx,
+        node,
         query,
         key,
         value,
-        ctx.past(node, "recurrent_state"),
         decay,
         beta,
-        dtypes=(FLOAT, FLOAT),
-        domain=MS,
-        q_num_heads=op.num_key_heads,
-        kv_num_heads=op.num_heads,
-        update_rule=op.rule,
+        rule=op.rule,
         scale=op.scale,
+        heads=op.num_heads,
+        key_heads=op.num_key_heads,
+        key_dim=op.key_dim,
+        value_dim=op.value_dim,
+        by_channel=node.inputs[3].width != op.num_heads,
     )
-    ctx.present(node, "recurrent_state", state)
     return ctx.cast(y, ctx.resolve(node.outputs[0].dtype))
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from archc.errors import GraphError
 from archc.ir.values import Node
 from archc.ops import state_space as ops
-from archc_exporters.onnx.context import MS, Lowering
+from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.elementwise import clamped
-from archc_exporters.onnx.limits import linear_attention_limit
+from archc_exporters.onnx.linear_rule import linear_rule
 from archc_exporters.onnx.step import valid_tokens
 from archc_exporters.onnx.weights import Array
 
@@ -22,31 +21,25 @@ def state_space(ctx: Lowering, node: Node, x: ir.Value, b: ir.Value, c: ir.Value
     op = node.op
     assert isinstance(op, ops.StateSpace)
     ctx.note("LinearAttention in float32, rule gated: a group of B and C is a head of keys; D x is added behind it")
-    objection, remark = linear_attention_limit(op.state_size, op.head_dim, ctx.target)
-    if objection:
-        raise GraphError(f"{ctx.path}: {objection}")
-    if remark:
-        ctx.remark(remark)
     x, b, c, dt = (ctx.cast(value, FLOAT) for value in (x, b, c, dt))
     step = ctx.op("Softplus", ctx.op("Add", dt, ctx.weight(node, "dt_bias")))
     if op.time_step_limit is not None:
         step = clamped(ctx, step, *op.time_step_limit)
     step = ctx.op("Mul", step, valid_tokens(ctx))
-    y, state = ctx.ops(
-        "LinearAttention",
+    y = linear_rule(
+        ctx,
+        node,
         c,
         b,
         _stepped(ctx, op, x, step),
-        ctx.past(node, "recurrent_state"),
         ctx.op("Mul", step, ctx.weight(node, "A_log", tag="rate", transform=_rate)),
-        dtypes=(FLOAT, FLOAT),
-        domain=MS,
-        q_num_heads=op.n_groups,
-        kv_num_heads=op.num_heads,
-        update_rule="gated",
+        rule="gated",
         scale=1.0,
+        heads=op.num_heads,
+        key_heads=op.n_groups,
+        key_dim=op.state_size,
+        value_dim=op.head_dim,
     )
-    ctx.present(node, "recurrent_state", state)
 
     def by_channel(skip: Array) -> Array:
         return skip.astype(np.float32).repeat(op.head_dim)
