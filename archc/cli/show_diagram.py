@@ -29,4 +29,4 @@ def write_diagram(spec: str, overrides: Sequence[str], file: str) -> None:
     if not path.parent.is_dir():
         raise ArchcError(f"{path.parent} is no folder, so {path.name} can't be written there")
     write_atomically(path, diagram(load_spec(spec, overrides)))
-    click.echo(f"wrote {path}", err=True)
+    click.echo(f"wrote {path}")

@@ -22,8 +22,8 @@ def test_a_diagram_is_written_as_a_whole_and_replaces_an_older_one(invoke: Invok
     result = invoke(
         "show", "tiny-kimi-linear", "--diagram", out, "--set", "stack.num_layers=8", "--set", "stack.mixer=kda"
     )
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == f"wrote {out}\n"
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"wrote {out}\n"
     assert out.read_text("utf-8") == diagram(load_spec("tiny-kimi-linear", ["stack.num_layers=8", "stack.mixer=kda"]))
     assert ElementTree.fromstring(out.read_text("utf-8")).tag.endswith("svg")
     assert os.listdir(tmp_path) == ["model.svg"]
