@@ -31,7 +31,7 @@ CHECK = Path(__file__).parents[3] / "shared" / "placement" / "check"
 KERNELS = CHECK.with_name("cuda_kernels.json")
 LIBRARIES = Path(os.environ.get("ORT_PLACEMENT_DIR") or Path.home() / ".cache" / "ort-placement") / "shim" / "lib"
 DTYPES = ("float16", "float32", "bfloat16")
-OPTIMISED = ("llama", "gpt-oss", "deepseek-v3", "kimi-linear", "qwen3-next", "forgetting")
+OPTIMISED = ("llama", "gpt-oss", "deepseek-v3", "indexer", "kimi-linear", "qwen3-next", "forgetting")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "batched chunks": ("llama", {"batched_chunks": True}),
     "one row of logits": ("kimi-linear", {"prune_head": True}),

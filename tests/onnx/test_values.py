@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.onnx, pytest.mark.torch]
 
 FAMILIES = ("llama", "gpt-oss", "deepseek-v3", "kimi-linear", "qwen3-next")
-ARCHITECTURES = (*FAMILIES, "granite-hybrid", "gqa keys", "mla and kda keys", "moe keys")
+ARCHITECTURES = (*FAMILIES, "indexer", "granite-hybrid", "gqa keys", "mla and kda keys", "moe keys")
 WAYS = {
     "whole": (2, (20,)),
     "prefill and decode": (1, (12, *[1] * 8)),

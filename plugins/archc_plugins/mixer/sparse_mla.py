@@ -28,8 +28,10 @@ class Indexer(Section):
 class SparseMLA(MLA):
     """Latent attention over chosen keys (DeepSeek-V3.2, arXiv 2512.02556). Cache a token: that of mla + indexer.head_dim.
 
-    Index queries come from the compressed query, index keys and a weight a head from the layer's input. The indexer's
-    weights choose and get no gradient from the output; the paper trains them by a loss of their own.
+    A token s reads the ``topk`` keys t <= s of the largest ``sum_h w_sh relu(q_sh . k_t)``. The index queries q come from the
+    compressed query, the index key k, layer-normed, and the weights w, one a head, from the layer's input; of queries and
+    key the leading qk_rope_head_dim channels turn, in halves. The indexer gets no gradient from the output: the paper
+    trains it by a loss of its own.
     """
 
     q_lora_rank: PositiveInt  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
