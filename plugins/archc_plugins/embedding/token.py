@@ -52,6 +52,10 @@ class Token(Embedding):
         rows = self.rows(vocab_size)
         if rows < vocab_size:
             raise GraphError(f"embed_tokens: num_embeddings {rows} is less than the {vocab_size} ids of the tokenizer")
+        if not rows:
+            raise GraphError(
+                "embed_tokens: the tokenizer has no ids, so there is no table of them; state num_embeddings"
+            )
         x, table = g.embedding("embed_tokens", ids, rows, self.embedding_size or self.hidden_size, table=table)
         if x.width != self.hidden_size:
             x = g.linear("embed_proj", x, self.hidden_size)
