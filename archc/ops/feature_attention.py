@@ -27,14 +27,7 @@ class FeatureAttention(Op):
     state_dtype: str = "float32"
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        f, h, v = inputs
-        keys = self.num_heads * self.key_dim
-        if (f.width, h.width, v.width) != (keys, keys, self.num_heads * self.value_dim):
-            raise GraphError(
-                f"feature_attention: {f}, {h}, {v} don't fit {self.num_heads} heads of {self.key_dim} features "
-                f"and {self.value_dim} values"
-            )
-        return (v.with_width(v.width, "heads"),)
+        return (_sums(self.op_name, inputs, self.num_heads, self.key_dim, self.value_dim),)
 
     def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
         shape = (BATCH, self.num_heads, self.key_dim, self.value_dim + 1)
@@ -48,3 +41,32 @@ class FeatureAttention(Op):
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         heads = self.num_heads
         return BATCH * gated_flops(heads, heads, self.key_dim, self.value_dim + 1, form, pairs)
+
+
+@op
+class BidirectionalFeatureAttention(Op):
+    """``feature_attention`` among all tokens of a call; inputs (f, h, v[, padding]), no cache.
+
+    One product sums ``h [v, 1]^T`` over the tokens, another reads it with each query's features. ``padding`` (batch, seq),
+    int64, is 1 for tokens and 0 for what nobody sees.
+    """
+
+    op_name = "bidirectional_feature_attention"
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    eps: float
+    has_padding: bool = True
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        return (_sums(self.op_name, inputs, self.num_heads, self.key_dim, self.value_dim),)
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        return BATCH * inputs[0].shape[1] * (4 * self.num_heads * self.key_dim * (self.value_dim + 1))
+
+
+def _sums(name: str, inputs: Sequence[TensorType], heads: int, features: int, values: int) -> TensorType:
+    f, h, v = inputs[:3]
+    if (f.width, h.width, v.width) != (heads * features, heads * features, heads * values):
+        raise GraphError(f"{name}: {f}, {h}, {v} don't fit {heads} heads of {features} features and {values} values")
+    return v.with_width(v.width, "heads")

@@ -177,10 +177,11 @@ class _Lowering:
             cache = graph.placeholder("cache", default_value=None)
             last_only = graph.placeholder("last_only", default_value=False)
             cells = {path: _function(graph, _short(path), state_of, (cache, path)) for path, _ in states}
-        given = {
-            name: graph.placeholder(name, default_value=None) for name in list(inputs)[1:] if not _is_position(name)
-        }
-        given[next(iter(inputs))] = main
+        # The main input first: what a caller always gives says how many tokens there are, a padding may be left out.
+        given = {next(iter(inputs)): main}
+        for name in list(inputs)[1:]:
+            if not _is_position(name):
+                given[name] = graph.placeholder(name, default_value=None)
         for name, value in inputs.items():
             if _is_position(name):
                 start = name.removesuffix("positions")

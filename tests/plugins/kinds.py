@@ -55,6 +55,13 @@ EXAMPLES: dict[str, Example] = {
     "mixer.gla": example(num_heads=2, key_head_dim=4, value_head_dim=8, gate_rank=3),
     "mixer.retnet": example(num_heads=2, key_head_dim=4, value_head_dim=8),
     "mixer.linear": example(num_heads=2, head_dim=8, qkv_bias=True, o_bias=True),
+    "mixer.linformer": Example(
+        {"num_heads": 2, "head_dim": 8, "projected_length": 5, "qkv_bias": True, "o_bias": True},
+        {
+            "position": "learned",
+            "stack": {"num_layers": 2, "block": "pre_norm", "mixer": "mixer", "ffn": "ffn", "mask": "bidirectional"},
+        },
+    ),
     "mixer.performer": example(num_heads=2, head_dim=8, num_features=12, seed=1),
     "mixer.lightning": example(num_heads=2, head_dim=8),
     "mixer.mamba1": example(intermediate_size=24, state_size=4, dt_rank=3, inner_norm=True),

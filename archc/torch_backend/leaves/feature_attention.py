@@ -40,8 +40,38 @@ class FeatureAttention(nn.Module):
         return f"heads={self.num_heads}, features={self.key_dim}, value_dim={self.value_dim}, eps={self.eps}"
 
 
+class BidirectionalFeatureAttention(nn.Module):
+    """The sums over all tokens of a call, in float32, and each query's quotient of them; it keeps nothing."""
+
+    def __init__(self, op: ops.BidirectionalFeatureAttention, twin: str | None) -> None:
+        super().__init__()
+        self.num_heads, self.key_dim, self.value_dim, self.eps = op.num_heads, op.key_dim, op.value_dim, op.eps
+        self.twin = twin
+
+    def forward(self, f: Tensor, h: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
+        dtype = v.dtype
+        wide = torch.float64 if self.twin is not None or dtype == torch.float64 else torch.float32
+        if padding is not None:
+            h = h * padding.unsqueeze(-1)
+        f, h, v = (
+            x.unflatten(-1, (-1, width)).transpose(1, 2).to(wide)
+            for x, width in ((f, self.key_dim), (h, self.key_dim), (v, self.value_dim))
+        )
+        with torch.autocast(v.device.type, enabled=False):
+            sums = f @ (h.transpose(2, 3) @ _with_ones(v))
+        return (sums[..., :-1] / (sums[..., -1:] + self.eps)).transpose(1, 2).flatten(-2).to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.num_heads}, features={self.key_dim}, value_dim={self.value_dim}, eps={self.eps}"
+
+
 def _with_ones(v_BSNV: Tensor) -> Tensor:
     return torch.cat((v_BSNV, v_BSNV.new_ones(()).expand(*v_BSNV.shape[:-1], 1)), -1)
+
+
+def bidirectional_feature_attention(node: Node, context: Context) -> nn.Module:
+    assert isinstance(node.op, ops.BidirectionalFeatureAttention)
+    return BidirectionalFeatureAttention(node.op, context.twin)
 
 
 def feature_attention(node: Node, context: Context) -> nn.Module:

@@ -10,9 +10,9 @@ from pydantic import Field, PositiveInt
 from archc.families import Mixer
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Value
-from archc.ops.feature_attention import FeatureAttention
 from archc.ops.random_features import RandomFeatures
 from archc.spec.values import Scale
+from archc_plugins.mixer.linear import by_features
 
 EPS = 1e-30
 """Added to the sum that divides, so that a row that saw nothing is 0: less than any sum that means something."""
@@ -26,10 +26,12 @@ class Performer(Mixer):
 
     ``e^(q.k) = E_w[e^(w.q - |q|^2/2) e^(w.k - |k|^2/2)]`` with normal w; the mean over num_features of them turns attention into
     sums over keys. All layers have the same directions, drawn from the seed; the paper redraws them while it trains. State a
-    layer: heads x num_features x (head_dim + 1), fixed.
+    layer: heads x num_features x (head_dim + 1), fixed; none in a bidirectional stack.
     """
 
+    masks: ClassVar[tuple[str, ...]] = ("causal", "bidirectional")
     keeps_rows: ClassVar[bool] = False
+    refuses_slopes: ClassVar[bool] = True
 
     num_heads: PositiveInt
     """Heads."""
@@ -67,12 +69,5 @@ class Performer(Mixer):
             )
             return g.emit(op, (each,))[0]
 
-        op = FeatureAttention(
-            num_heads=self.num_heads,
-            key_dim=self.num_features,
-            value_dim=self.head_dim,
-            eps=EPS,
-            state_dtype=g.state_dtype,
-        )
-        (o,) = g.emit(op, (features(q, "query"), features(k, "key"), v), name="linear_attention")
+        o = by_features(g, features(q, "query"), features(k, "key"), v, num_heads=self.num_heads, eps=EPS)
         return g.linear("o_proj", o, x.width, bias=self.o_bias)
