@@ -45,7 +45,7 @@ def rows() -> Iterator[str]:
     for name in SPECS:
         spec = load_spec(name)
         for kind in complexity(spec, lengths=[4096, 131072]).kinds:
-            if kind.family == "ffn":
+            if kind.family != "mixer":
                 continue
             # A window's growth is told by its letter, so its length stands beside it.
             bounds = {letter: tokens for growth in kind.growth.values() for letter, tokens in growth.bounds.items()}
@@ -55,7 +55,7 @@ def rows() -> Iterator[str]:
             ]
             crossing = ["", "", "", ""]
             if kind.overtakes is not None:
-                lengths = (kind.overtakes.prefill_flops, kind.overtakes.decode_flops, kind.overtakes.cache_bytes)
+                lengths = kind.overtakes.tokens.values()
                 crossing = [kind.overtakes.against, *("never" if n is None else f"{n:,}" for n in lengths)]
             intensity = [f"{kind.at[length]['decode'].flops_per_byte:,.2f}" for length in (4096, 131072)]
             label = f"{kind.name} ({spec.mixers[kind.name].kind_name})"

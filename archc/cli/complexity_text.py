@@ -7,7 +7,7 @@ import textwrap
 import click
 
 from archc.cli.table import print_heading, print_table
-from archc.estimation.complexity import COMPLEXITY_CONVENTIONS, Complexity, KindGrowth
+from archc.estimation.complexity import COMPARED, COMPLEXITY_CONVENTIONS, Complexity, KindGrowth
 from archc.estimation.complexity_growth import BOUNDS
 from archc.units import gib, si
 
@@ -46,9 +46,15 @@ def _print_crossings(found: Complexity) -> None:
     rows: list[tuple[str, ...]] = []
     for kind in compared:
         assert kind.overtakes is not None
-        lengths = (kind.overtakes.prefill_flops, kind.overtakes.decode_flops, kind.overtakes.cache_bytes)
-        rows.append((_label(kind), kind.overtakes.against, *("never" if n is None else f"{n:,}" for n in lengths)))
+        lengths = (
+            "-" if form not in kind.overtakes.tokens else _from(kind.overtakes.tokens[form]) for form in COMPARED
+        )
+        rows.append((_label(kind), kind.overtakes.against, *lengths))
     print_table(("kind", "full attention", "prefill FLOPs", "decode FLOPs", "cache bytes"), rows, left=2)
+
+
+def _from(length: int | None) -> str:
+    return "never" if length is None else f"{length:,}"
 
 
 def _print_costs(found: Complexity, length: int) -> None:

@@ -13,7 +13,7 @@ from archc.drawing.text import joined, shortened, width_of, wrapped
 MARGIN = 16
 COLUMN = 408
 """Width of the one column, so that a phone shows it in its own size."""
-NARROW_COLUMN = 290
+NARROW_COLUMN = 304
 """Width of each of several columns side by side."""
 BETWEEN = 34
 """Between columns, where a decoder's wire from its encoder runs."""
@@ -54,16 +54,20 @@ def drawn(picture: Picture) -> str:
     y = _heading(canvas, picture, width)
     ends: list[tuple[float, float]] = []
     bottom = y
-    for number, part in enumerate(picture.columns):
-        painter = _Painter(canvas, picture.cards, part, MARGIN + number * (column + BETWEEN), column)
+    painters = [
+        _Painter(canvas, picture.cards, part, MARGIN + number * (column + BETWEEN), column)
+        for number, part in enumerate(picture.columns)
+    ]
+    y = max(painter.heading(y) for painter in painters)
+    for painter in painters:
         end = painter.column(y)
         if ends and painter.cross is not None:
-            _memory(canvas, ends[-1], painter.cross, MARGIN + number * (column + BETWEEN) - BETWEEN / 2)
+            _memory(canvas, ends[-1], painter.cross, painter.x - BETWEEN / 2)
         ends.append((painter.track.middle, end))
         bottom = max(bottom, end)
     if picture.extra is not None:
         painter = _Painter(canvas, picture.cards, picture.extra, MARGIN, column)
-        bottom = painter.column(bottom + GAP)
+        bottom = painter.column(painter.heading(bottom + GAP))
     bottom = _cards(canvas, picture, bottom + GAP, width, len(picture.columns))
     return canvas.finished(width, bottom + MARGIN)
 
@@ -89,16 +93,19 @@ def _memory(canvas: Canvas, end: tuple[float, float], cross: tuple[float, float]
 
 
 class _Painter:
-    """One column. ``cross`` is the place of the first sub-layer that reads the encoder, once it is painted."""
+    """One column, first its heading, then the rest.
+
+    ``cross`` is the place of the first sub-layer that reads the encoder, once it is painted.
+    """
 
     def __init__(self, canvas: Canvas, cards: dict[str, Card], column: Column, x: float, width: float) -> None:
         self.canvas, self.cards, self.part, self.x, self.width = canvas, cards, column, x, width
         self.cross: tuple[float, float] | None = None
         self.track = _track(column, x, width)
 
-    def column(self, y: float) -> float:
-        """Everything from y on; returns where it ends."""
-        part, track = self.part, self.track
+    def heading(self, y: float) -> float:
+        """Its title and notes from y on; returns where they end."""
+        part = self.part
         for line in wrapped(part.title, BODY, self.width):
             self.canvas.text(self.x, y + BODY, line, size=BODY, style="strong")
             y += BODY * LINE
@@ -106,7 +113,11 @@ class _Painter:
             for line in wrapped(note, SMALL, self.width):
                 y += SMALL * LINE
                 self.canvas.text(self.x, y, line, size=SMALL, style="muted")
-        y += GAP
+        return y + GAP
+
+    def column(self, y: float) -> float:
+        """Everything else from y on; returns where it ends."""
+        part, track = self.part, self.track
         if part.source:
             self.canvas.text(track.middle, y + SMALL, part.source, size=SMALL, style="muted", anchor="middle")
             y = self._wire(y + SMALL * LINE)
@@ -180,8 +191,11 @@ class _Painter:
             card = self.cards[name]
             style = f"hue{card.hue % len(HUES)}"
             self.canvas.box(track.box_x + PAD, at, track.width - 2 * PAD, CHIP, style=style)
-            words = name if card.kind == name else f"{name} ({card.kind})"
-            self._pair(at + 19, f"cross: {words}" if role == "cross" else words, card.size, "", inset=PAD + 10)
+            words = f"cross: {name}" if role == "cross" else name
+            room = track.width - 2 * (PAD + 10) - width_of(card.size, SMALL) - 8
+            if card.kind != name and width_of(f"{words} ({card.kind})", BODY) <= room:
+                words = f"{words} ({card.kind})"
+            self._pair(at + 19, words, card.size, "", inset=PAD + 10)
             if role == "cross" and self.cross is None:
                 self.cross = (track.box_x + PAD, at + CHIP / 2)
             at += CHIP + ROW

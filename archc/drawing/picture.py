@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +10,10 @@ from archc.drawing.facts import kept, nodes_of, params_of, stated
 from archc.drawing.folding import Fold, beginnings, fold, written
 from archc.estimation.estimate import Estimate, estimate
 from archc.expansion import expand
-from archc.graph.graph import Graph
+from archc.graph.graph import LAYER, Graph
 from archc.ir.values import Body, Call, Node, Param
-from archc.spec.schema import Spec
+from archc.spec.schema import Spec, Stack
 from archc.units import gib, si
-
-LAYER = re.compile(r"^(?:(?P<stack>.+)\.)?layers\.\d+$")
 
 _NOT_CONTENT = ("positions", "attention_mask", "prefix_length")
 """Ends of the names of inputs that say where tokens are and not what they are."""
@@ -81,11 +78,11 @@ def picture(spec: Spec) -> Picture:
         GraphError: a kind builds something illegal.
     """
     graph = expand(spec)
-    columns = _columns(spec, graph)
+    columns = _columns(graph, {"": spec.main, **spec.stacks()})
     extra = None
     graphs = [graph]
-    if graph.mtp is not None:
-        (extra,) = _columns(spec, graph.mtp)
+    if graph.mtp is not None and spec.mtp is not None:
+        (extra,) = _columns(graph.mtp, {"": spec.mtp})
         extra.title = f"mtp: {extra.title}, counted apart"
         graphs.append(graph.mtp)
     return Picture(spec.name, spec.description, _facts(spec, estimate(graph)), columns, _cards(spec, graphs), extra)
@@ -103,19 +100,21 @@ def _facts(spec: Spec, found: Estimate) -> list[str]:
     facts += [f"position {spec.position.kind_name}", f"norm {spec.norm.kind_name}"]
     if cache.bytes_per_token:
         facts.append(f"cache {cache.bytes_per_token:,} B a token")
+    if source := cache.total("bytes_per_source_token"):
+        facts.append(f"{'' if cache.bytes_per_token else 'cache '}{source:,} B a token of the encoder")
     if per_sequence:
         facts.append(f"states {gib(per_sequence)} a sequence")
     return facts
 
 
-def _columns(spec: Spec, graph: Graph) -> list[Column]:
+def _columns(graph: Graph, sections: Mapping[str, Stack]) -> list[Column]:
     """One column a stack; what belongs to none stands before the first or after the last."""
     layers: dict[str, list[Call]] = {}
     for call in graph.root.calls():
         if found := LAYER.match(call.name):
             layers.setdefault(found["stack"] or "", []).append(call)
     stacks = list(layers)
-    columns = {stack: _column(spec, stack, calls) for stack, calls in layers.items()}
+    columns = {stack: _column(sections[stack], stack, calls) for stack, calls in layers.items()}
     seen: set[Param] = set()
     done: set[str] = set()
     for item in graph.root.items:
@@ -144,14 +143,11 @@ def _stack_of(name: str, stacks: Sequence[str], done: set[str]) -> str:
     return next((stack for stack in stacks if stack not in done), stacks[-1])
 
 
-def _column(spec: Spec, stack: str, calls: Sequence[Call]) -> Column:
+def _column(section: Stack, stack: str, calls: Sequence[Call]) -> Column:
     layers = [tuple((inner.name, inner.body.label) for inner in call.body.calls() if inner.body.part) for call in calls]
-    section: Any = getattr(spec, stack or "stack", None)
     count = f"{len(calls):,} layer{'s' if len(calls) > 1 else ''}"
-    words = [f"{stack}: {count}" if stack else count]
-    if section is not None and section.block is not None:
-        words.append(section.block.kind_name)
-    if section is not None and section.mask != "causal":
+    words = [f"{stack}: {count}" if stack else count, section.block.kind_name]
+    if section.mask is not None and section.mask != "causal":
         words.append(section.mask)
     tracks: dict[str, tuple[Fold[str], ...]] = {}
     for role in dict.fromkeys(role for layer in layers for role, _ in layer):
@@ -196,5 +192,9 @@ def _card(
     sizes = dict.fromkeys(sum(param.elements for param in params_of(body)) for body in bodies)
     each = " or ".join(si(size) for size in sizes)
     parameters = f"{layers:,} layer{'s' if layers > 1 else ''}, {each} parameters{' each' if layers > 1 else ''}"
-    told = dict.fromkeys(line for body in bodies for line in kept(body, dtype))
-    return Card(name, kind.kind_name, family, number, each, parameters, tuple(stated(kind)), tuple(told))
+    told: dict[str, int] = {}
+    for body, count in bodies.items():
+        for line in kept(body, dtype):
+            told[line] = told.get(line, 0) + count
+    lines = [line if count == layers else f"{line}, in {count:,} layers" for line, count in told.items()]
+    return Card(name, kind.kind_name, family, number, each, parameters, tuple(stated(kind)), tuple(lines))

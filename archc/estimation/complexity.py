@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -16,7 +15,7 @@ from archc.estimation.complexity_full import full_attention, is_full_attention
 from archc.estimation.complexity_growth import Growth, cache_growth, exponent, flops_growth
 from archc.estimation.placed import place
 from archc.expansion import expand
-from archc.graph.graph import Graph
+from archc.graph.graph import LAYER, Graph
 from archc.ir.size import evaluate
 from archc.ir.values import Body
 from archc.spec.load import load_spec
@@ -25,8 +24,12 @@ from archc.spec.schema import Spec
 LENGTHS_TOKENS = (4 << 10, 128 << 10, 1 << 20)
 """Where costs are given unless somebody asks for other lengths."""
 
+COMPARED = ("prefill_flops", "decode_flops", "cache_bytes")
+"""Costs of a mixer that are compared with those of full attention."""
+
 COMPLEXITY_CONVENTIONS: dict[str, str] = {
-    "length": "n tokens of one sequence; prefill: n new tokens from nothing, decode: the n-th token over n - 1 cached ones",
+    "length": "n tokens of one sequence; prefill: n new tokens from nothing, decode: the n-th token over n - 1 cached ones; "
+    "an encoder is given n tokens in a prefill and none in a decode step",
     "growth": (
         "O(n^b): b is measured on the closed form between two lengths beyond every window; w, c and k are windows, chunks and "
         "chosen tokens in front of it, in tokens; time: FLOPs over needed pairs, cache: bytes kept after n tokens"
@@ -42,8 +45,6 @@ COMPLEXITY_CONVENTIONS: dict[str, str] = {
     ),
 }
 """Topic -> what its numbers mean."""
-
-_LAYER = re.compile(r"^(?:(?P<section>.*)\.)?layers\.\d+$")
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -64,26 +65,21 @@ class Step:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Overtakes:
-    """From which length on a mixer is cheaper than full attention; None where it never is."""
+    """From which length on a mixer is cheaper than full attention.
+
+    ``tokens`` has ``prefill_flops``, ``decode_flops`` and ``cache_bytes``, where full attention has such a cost; None is never.
+    """
 
     against: str
-    prefill_flops: int | None
-    decode_flops: int | None
-    cache_bytes: int | None
+    tokens: dict[str, int | None]
 
     def to_json(self) -> dict[str, str | int | None]:
-        """The lengths in tokens."""
-        return {
-            "against": self.against,
-            "prefill_flops_tokens": self.prefill_flops,
-            "decode_flops_tokens": self.decode_flops,
-            "cache_bytes_tokens": self.cache_bytes,
-        }
+        return {"against": self.against, **{f"{form}_tokens": length for form, length in self.tokens.items()}}
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class KindGrowth:
-    """One mixer or ffn under its name in the spec, in one layer; ``layers`` of them cost the same.
+    """One mixer, cross attention or ffn under its name in the spec, in one layer; ``layers`` of them cost the same.
 
     ``growth`` has ``prefill`` and ``decode`` (FLOPs) and ``cache`` (bytes). ``section`` is ``encoder`` or ``decoder`` where a
     model has several stacks, else empty. ``family`` and ``name`` of the whole model are ``model`` and ``whole``, and its costs
@@ -162,9 +158,9 @@ def complexity(
     graph = _graph(spec_or_graph)
     kinds: list[KindGrowth] = []
     bodies: list[Body] = []
-    for section, body, layers in _placed(graph):
-        costs = body_costs(body, graph.dtype)
-        known = next((kind for kind in kinds if _is_same(kind, section, body, costs)), None)
+    for section, family, body, layers in _placed(graph):
+        costs = body_costs(body, graph.dtype, decodes=graph.mask != "bidirectional")
+        known = next((kind for kind in kinds if _is_same(kind, section, family, body, costs)), None)
         if known is not None:
             known.layers += layers
             continue
@@ -173,9 +169,9 @@ def complexity(
             "decode": flops_growth(body, costs.decode_flops, "decode"),
             "cache": cache_growth(body, costs.cache_bytes, graph.dtype),
         }
-        kinds.append(KindGrowth(section, body.part, body.label, layers, costs, growth))
+        kinds.append(KindGrowth(section, family, body.label, layers, costs, growth))
         bodies.append(body)
-    _compare(kinds, bodies, graph.dtype)
+    _compare(kinds, bodies, graph)
     whole = _whole(graph, kinds)
     for kind in (*kinds, whole):
         for length in dict.fromkeys(lengths):
@@ -189,49 +185,50 @@ def _graph(source: Spec | Graph | str | PathLike[str]) -> Graph:
     return expand(source if isinstance(source, Spec) else load_spec(Path(source)))
 
 
-def _placed(graph: Graph) -> Iterator[tuple[str, Body, int]]:
-    """(section, body, layers) of every mixer and ffn that some layers hold, in order of first use."""
-    counts: dict[tuple[str, Body], int] = {}
+def _placed(graph: Graph) -> Iterator[tuple[str, str, Body, int]]:
+    """(section, family, body, layers) of every mixer, cross attention and ffn of the layers, in order of first use."""
+    counts: dict[tuple[str, str, Body], int] = {}
     for call in graph.root.calls():
-        found = _LAYER.match(call.name)
+        found = LAYER.match(call.name)
         for inner in call.body.calls() if found else ():
             if found and inner.body.part:
-                key = (found["section"] or "", inner.body)
+                key = (found["stack"] or "", inner.name, inner.body)
                 counts[key] = counts.get(key, 0) + 1
-    for (section, body), count in counts.items():
-        yield section, body, count
+    for (section, family, body), count in counts.items():
+        yield section, family, body, count
 
 
-def _is_same(kind: KindGrowth, section: str, body: Body, costs: Costs) -> bool:
-    return (kind.section, kind.family, kind.name, kind.costs) == (section, body.part, body.label, costs)
+def _is_same(kind: KindGrowth, section: str, family: str, body: Body, costs: Costs) -> bool:
+    return (kind.section, kind.family, kind.name, kind.costs) == (section, family, body.label, costs)
 
 
-def _compare(kinds: list[KindGrowth], bodies: list[Body], dtype: str) -> None:
+def _compare(kinds: list[KindGrowth], bodies: list[Body], graph: Graph) -> None:
     """Every mixer beside the full attention of its stack, or one that is made for it."""
     full: dict[str, KindGrowth] = {}
-    for kind, body in zip(kinds, bodies, strict=True):
-        kind.is_full_attention = kind.family != "ffn" and is_full_attention(body, kind.growth["prefill"])
+    mixers = [(kind, body) for kind, body in zip(kinds, bodies, strict=True) if kind.family == "mixer"]
+    for kind, body in mixers:
+        kind.is_full_attention = is_full_attention(body, kind.growth["prefill"])
         if kind.is_full_attention:
             full.setdefault(kind.section, kind)
-    for kind, body in zip(kinds, bodies, strict=True):
+    for kind, body in mixers:
         known = full.get(kind.section)
-        if kind.family == "ffn" or kind is known:
+        if kind is known:
             continue
-        made = (known.name, known.costs) if known is not None else full_attention(body, dtype)
+        mask = "bidirectional" if kind.section == "encoder" else graph.mask
+        made = (known.name, known.costs) if known is not None else full_attention(body, graph.dtype, mask=mask)
         if made is not None:
-            kind.overtakes = Overtakes(
-                made[0],
-                crossing(kind.costs.prefill_flops, made[1].prefill_flops),
-                crossing(kind.costs.decode_flops, made[1].decode_flops),
-                crossing(kind.costs.cache_bytes, made[1].cache_bytes),
-            )
+            pairs = ((form, getattr(kind.costs, form), getattr(made[1], form)) for form in COMPARED)
+            tokens = {form: crossing(mine, theirs) for form, mine, theirs in pairs if theirs != 0}
+            kind.overtakes = Overtakes(made[0], tokens)
 
 
 def _whole(graph: Graph, kinds: Sequence[KindGrowth]) -> KindGrowth:
     placement = place(graph)
     total = Costs()
     for placed in placement.nodes:
-        total = total.plus(node_costs(placed.node, graph.dtype, last_only=placed.is_readout), placed.count)
+        decodes = graph.mask != "bidirectional"
+        costs = node_costs(placed.node, graph.dtype, decodes=decodes, last_only=placed.is_readout)
+        total = total.plus(costs, placed.count)
     forms = {"prefill": total.prefill_flops, "decode": total.decode_flops, "cache": total.cache_bytes}
     growths: dict[str, Growth] = {}
     for name, form in forms.items():

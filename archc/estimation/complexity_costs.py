@@ -50,16 +50,19 @@ def nodes_of(body: Body) -> Iterator[Node]:
             yield from nodes_of(item.body)
 
 
-def body_costs(body: Body, dtype: str) -> Costs:
+def body_costs(body: Body, dtype: str, *, decodes: bool = True) -> Costs:
     """The sum over the nodes of a body."""
     total = Costs()
     for node in nodes_of(body):
-        total = total.plus(node_costs(node, dtype))
+        total = total.plus(node_costs(node, dtype, decodes=decodes))
     return total
 
 
-def node_costs(node: Node, dtype: str, *, last_only: bool = False) -> Costs:
-    """One node in a model of ``dtype``; with ``last_only`` a prefill needs it for the last token."""
+def node_costs(node: Node, dtype: str, *, decodes: bool = True, last_only: bool = False) -> Costs:
+    """One node in a model of ``dtype``.
+
+    ``decodes`` says whether the model goes on by a cache; with ``last_only`` a prefill needs the node for the last token.
+    """
     prefill = {**PREFILL, "seq": 1} if last_only else PREFILL
     flops = {
         name: flops_of(node.op, node, name, prefill if name == "prefill" else env) for name, (_, env) in STEPS.items()
@@ -77,9 +80,10 @@ def node_costs(node: Node, dtype: str, *, last_only: bool = False) -> Costs:
                 moved[name] = moved[name] + _bytes(node.op.read_elements(role, state), own, env)
             else:
                 moved[name] = moved[name] + kept
-    return Costs(
-        flops["prefill"], flops["decode"], moved["prefill"], moved["decode"], cache_bytes(node.op, node, dtype)
-    )
+    kept = cache_bytes(node.op, node, dtype)
+    if not decodes:
+        return Costs(prefill_flops=flops["prefill"], prefill_bytes=moved["prefill"], cache_bytes=kept)
+    return Costs(flops["prefill"], flops["decode"], moved["prefill"], moved["decode"], kept)
 
 
 def flops_of(op: Op, node: Node, step: str, env: dict[str, Dim] | None = None) -> Dim:

@@ -11,6 +11,7 @@ OPTIONS = {
         "SPEC",
         "--batch-size",
         "--max-model-len",
+        "--source-len",
         "--dtype",
         "--kv-cache-dtype",
         "--block-size",

@@ -111,6 +111,64 @@ def test_light_and_dark_screens_have_colours_for_everything_that_is_drawn():
     assert {"hue0", "hue3", "bar0", "page", "box", "wire", "head"} <= coloured
 
 
+TWO_STACKS = """\
+spec_version: 1
+name: two-stacks
+tokenizer: {kind: external, vocab_size: 40}
+embedding: {hidden_size: 16, tie_word_embeddings: true}
+position: none
+norm: {kind: rms_norm, eps: 1e-5}
+mixers:
+  self: {kind: gqa, num_heads: 4, num_kv_heads: 4, head_dim: 8}
+  to_encoder: {kind: gqa, num_heads: 4, num_kv_heads: 4, head_dim: 8}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 24}
+encoder: {num_layers: 2, block: pre_norm, mixer: self, ffn: mlp}
+decoder: {num_layers: 3, block: post_norm, mixer: self, cross: to_encoder, ffn: mlp}
+"""
+
+
+def test_an_encoder_stands_beside_its_decoder_which_reads_it():
+    spec = loads_spec(TWO_STACKS)
+    encoder, decoder = picture(spec).columns
+    assert encoder.title == "encoder: 2 layers, pre_norm, bidirectional"
+    assert decoder.title == "decoder: 3 layers, post_norm"
+    assert decoder.notes == ["mixer self*3", "cross to_encoder*3", "ffn mlp*3"]
+    assert (encoder.source, encoder.result) == ("encoder_input_ids", "")
+    assert (decoder.source, decoder.result) == ("input_ids", "logits")
+    # One table for both stacks and the head.
+    assert [(box.name, box.count) for box in encoder.above] == [("embed_tokens", "640")]
+    assert [(box.name, box.count) for box in decoder.above] == [("embed_tokens", "tied")]
+    assert [box.name for box in encoder.below] == ["norm"]
+    assert [(box.name, box.count) for box in decoder.below] == [("lm_head", "tied")]
+    cards = picture(spec).cards
+    assert cards["self"].kept == ("cache 128 B a token, in 3 layers",)
+    assert cards["to_encoder"].kept == ("cache 128 B a token of the encoder",)
+
+
+def test_the_wire_from_an_encoder_ends_at_the_sub_layer_that_reads_it():
+    root = ElementTree.fromstring(diagram(loads_spec(TWO_STACKS)))
+    wires = [path.attrib["d"] for path in root.iter(f"{SVG}path") if path.attrib["class"] == "wire"]
+    (memory,) = [wire for wire in wires if wire.count("L") == 4]
+    *_, (x, y) = [tuple(map(float, point.split())) for point in memory[1:].split("L")]
+    chips = [rect for rect in root.iter(f"{SVG}rect") if rect.attrib["class"].startswith("hue")]
+    (chip,) = [rect for rect in chips if float(rect.attrib["x"]) == x and abs(float(rect.attrib["y"]) + 14 - y) < 1]
+    names = [one for one in root.iter(f"{SVG}text") if one.text == "cross: to_encoder"]
+    (name,) = names
+    assert float(chip.attrib["y"]) < float(name.attrib["y"]) < float(chip.attrib["y"]) + float(chip.attrib["height"])
+    # The columns start at one height.
+    tops = [float(one.attrib["y"]) for one in root.iter(f"{SVG}text") if (one.text or "").endswith("input_ids")]
+    assert tops[0] == tops[1]
+
+
+def test_an_encoder_alone_is_one_column():
+    text = "\n".join(TWO_STACKS.splitlines()[:-1])
+    (column,) = picture(loads_spec(text)).columns
+    assert column.title == "2 layers, pre_norm, bidirectional"
+    assert column.result == "hidden_states"
+    assert picture(loads_spec(text)).cards["self"].kept == ()
+
+
 def luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)

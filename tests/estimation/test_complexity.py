@@ -96,11 +96,7 @@ def test_kda_is_cheaper_than_mla_from_the_length_that_counting_every_length_give
     kda, mla, overtakes = found["kda"].costs, found["mla"].costs, found["kda"].overtakes
     assert overtakes is not None
     assert overtakes.against == "mla"
-    for form, at in (
-        ("prefill_flops", overtakes.prefill_flops),
-        ("decode_flops", overtakes.decode_flops),
-        ("cache_bytes", overtakes.cache_bytes),
-    ):
+    for form, at in overtakes.tokens.items():
         assert at is not None
         assert 1 < at == last_loss(getattr(kda, form), getattr(mla, form), 4 * at) + 1
 
@@ -147,8 +143,7 @@ def test_every_shipped_spec_has_its_crossings_and_they_hold(name: str):
         full = None if overtakes is None else kinds.get((kind.section, overtakes.against))
         if overtakes is None or full is None or full.layers == 0:
             continue
-        for form in ("prefill_flops", "decode_flops", "cache_bytes"):
-            at = getattr(overtakes, form)
+        for form, at in overtakes.tokens.items():
             mine, theirs = getattr(kind.costs, form), getattr(full.costs, form)
             for n in (1, 2, 3, 63, 1000, 12345) if at is None else (at, at + 1, at + 64, 2 * at, 1 << 30):
                 env = {"batch": 1, "n": n}
@@ -167,7 +162,7 @@ def test_without_full_attention_a_gqa_with_as_many_heads_as_wide_is_made():
     (window, _) = complexity(loads_spec(text)).kinds
     assert window.overtakes is not None
     assert window.overtakes.against == "gqa of 4 x 8"
-    assert window.overtakes.decode_flops == window.overtakes.cache_bytes == 7
+    assert window.overtakes.tokens["decode_flops"] == window.overtakes.tokens["cache_bytes"] == 7
     (full, _) = complexity(
         loads_spec(TINY.format(mixer="{kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 8}"))
     ).kinds
@@ -235,6 +230,63 @@ def test_attention_to_chosen_keys_reads_no_others():
     # A row of latents beside an index key of 128 channels, until 2048 rows are chosen; then the index key alone.
     assert read[1] - read[0] == read[2] - read[1] == 2 * (576 + 128)
     assert read[3] - read[2] == read[5] - read[4] == 2 * 128
+
+
+STACKS = """\
+spec_version: 1
+name: tiny
+tokenizer: {kind: external, vocab_size: 40}
+embedding: {hidden_size: 16, tie_word_embeddings: true}
+position: none
+norm: {kind: rms_norm, eps: 1e-5}
+mixers:
+  self: {kind: gqa, num_heads: 4, num_kv_heads: 4, head_dim: 8}
+  near: {kind: gqa, num_heads: 4, num_kv_heads: 4, head_dim: 8, sliding_window: 10}
+  over: {kind: gqa, num_heads: 4, num_kv_heads: 4, head_dim: 8}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 24}
+"""
+
+
+def test_an_encoder_has_no_decode_step_and_a_decoder_reads_what_it_gave():
+    text = f"{STACKS}encoder: {{num_layers: 2, block: pre_norm, mixer: near self, ffn: mlp}}\n"
+    text += "decoder: {num_layers: 3, block: pre_norm, mixer: self, cross: over, ffn: mlp}\n"
+    spec = loads_spec(text)
+    found = complexity(spec, lengths=[50])
+    growths = {
+        (kind.section, kind.family, kind.name): [str(one) for one in kind.growth.values()] for kind in found.kinds
+    }
+    assert growths == {
+        ("encoder", "mixer", "near"): ["O(n·w)", "-", "-"],
+        ("encoder", "mixer", "self"): ["O(n^2)", "-", "-"],
+        ("encoder", "ffn", "mlp"): ["O(n)", "-", "-"],
+        ("decoder", "mixer", "self"): ["O(n^2)", "O(n)", "O(n)"],
+        ("decoder", "cross", "over"): ["O(n^2)", "O(n)", "O(n)"],
+        ("decoder", "ffn", "mlp"): ["O(n)", "O(1)", "-"],
+    }
+    assert [kind.layers for kind in found.kinds] == [1, 2, 1, 3, 3, 3]
+    numbers = estimate(spec, max_model_len=50, source_len=50).flops.numbers
+    assert found.whole.at[50]["prefill"].flops == numbers["prefill"]
+    assert found.whole.at[50]["decode"].flops == numbers["decode"]
+    # Keys and values of 4 x 8 channels in bfloat16, kept for each token of the encoder.
+    over = next(kind for kind in found.kinds if kind.family == "cross")
+    assert evaluate(over.costs.cache_bytes, {"n": 50, "batch": 1}) == 50 * 2 * 32 * 2
+
+
+def test_an_encoder_alone_costs_a_forward_pass_and_its_windows_pay_from_the_length_that_counting_gives():
+    spec = loads_spec(f"{STACKS}encoder: {{num_layers: 2, block: pre_norm, mixer: near, ffn: mlp}}\n")
+    found = complexity(spec, lengths=[50])
+    near, _ = found.kinds
+    assert found.whole.at[50]["prefill"].flops == estimate(spec, max_model_len=50).flops.numbers["forward"]
+    assert found.whole.at[50]["decode"].flops == found.whole.at[50]["decode"].bytes == 0
+    # Five keys on each side and the own one: the seventh token is the first that anybody cannot see.
+    assert near.overtakes is not None
+    assert near.overtakes.against == "gqa of 4 x 8"
+    assert near.overtakes.tokens == {"prefill_flops": 7}
+    full = complexity(
+        loads_spec(f"{STACKS}encoder: {{num_layers: 2, block: pre_norm, mixer: self, ffn: mlp}}\n")
+    ).kinds[0]
+    assert last_loss(near.costs.prefill_flops, full.costs.prefill_flops, 500) == 6
 
 
 @pytest.mark.parametrize("lengths", [[0], [4, -1]])
