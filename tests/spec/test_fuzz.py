@@ -84,7 +84,7 @@ QUICK = settings(max_examples=300, deadline=None, suppress_health_check=[HealthC
 def _load(text: str) -> None:
     with suppress(SpecError):
         spec = loads_spec(text)
-        assert len(spec.schedule()) == spec.stack.num_layers
+        assert len(spec.schedule()) == spec.main.num_layers
 
 
 @QUICK

@@ -276,7 +276,7 @@ ONE = [
         "  block: pre_norm",
         "  block: pre_norm\n  typo: null",
         "my.yaml:16:3: stack.typo: unknown key. Known are "
-        "num_layers, block, mixer, ffn, layers, final_norm, mask, position, norm, cache",
+        "num_layers, block, mixer, cross, ffn, layers, final_norm, mask, tokenizer, embedding, position, norm, cache",
     ),
     (
         "  dense: {kind: zforward, intermediate_size: 128}",
