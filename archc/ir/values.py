@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 Role = Literal["kv", "convolution", "recurrent"]
 Growth = Literal["append", "ring", "fixed", "source"]
 """``source``: a row a token of the encoder, written when that is run."""
+DISTINCT = "distinct below "
+"""Begins the initialiser of integers of which a row has none twice; the number that all are below ends it."""
 MODEL_DTYPE = "model"
 """dtype of a value, parameter or state that follows the model's dtype."""
 

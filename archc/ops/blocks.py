@@ -64,3 +64,13 @@ def earlier_blocks_twice(pairs: Pairs, block: int) -> Dim:
         return (whole * whole - whole) * block + whole * 2 * (tokens - whole * block)
 
     return seen_twice(TOTAL) - seen_twice(PAST)
+
+
+def first_rows_pairs_twice(block: int, stride: int, count: int) -> Dim:
+    """Twice the pairs of ``seq`` new tokens and as many compressed rows as each sees, ``count`` at most."""
+
+    def seen_twice(tokens: Dim) -> Dim:
+        rows = minimum(compressed_rows(tokens, block, stride), count)
+        return rows * 2 * (tokens - (block - 1)) - (rows * rows - rows) * stride
+
+    return seen_twice(TOTAL) - seen_twice(PAST)

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from archc.errors import GraphError
 from archc.ir.op import Op, op
 from archc.ir.values import TensorType
+
+
+class Turn(NamedTuple):
+    """How channels turn: the frequencies of their pairs, a factor on cos and sin, and which channels are a pair."""
+
+    frequencies: tuple[float, ...]
+    factor: float
+    style: str
+
+    def back(self) -> Turn:
+        """The same the other way round."""
+        return self._replace(frequencies=tuple(-frequency for frequency in self.frequencies))
 
 
 @op

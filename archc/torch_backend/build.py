@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.ir.op import Pairs
-from archc.ir.values import MODEL_DTYPE, Param, State
+from archc.ir.values import DISTINCT, MODEL_DTYPE, Param, State
 from archc.spec.load import load_spec
 from archc.spec.schema import Spec
 from archc.torch_backend.context import Context, torch_dtype
@@ -108,6 +108,11 @@ def _draw(tensor: Tensor, param: Param, generator: torch.Generator) -> None:
             # softplus(dt_bias) lies between 0.001 and 0.1, evenly in its logarithm.
             dt = tensor.uniform_(math.log(1e-3), math.log(0.1), generator=generator).exp_()
             tensor.copy_(dt + torch.log(-torch.expm1(-dt)))
+        case other if other.startswith(DISTINCT):
+            noise = torch.rand(
+                (param.shape[0], int(other.removeprefix(DISTINCT))), generator=generator, device=tensor.device
+            )
+            tensor.copy_(noise.argsort(-1)[:, : param.shape[1]])
         case other:
             raise AssertionError(f"{param.name}: unknown initialiser {other!r}")
 

@@ -10,6 +10,7 @@ from archc.errors import GraphError
 from archc.families import Position
 from archc.graph.vocabulary import Builder
 from archc.ir.values import Value
+from archc.ops.rotary import Turn
 from archc.spec.slots import Slot
 
 MAX_TURNED = 1 << 16
@@ -48,14 +49,16 @@ class Rope(Position):
         if turned > MAX_TURNED:
             raise GraphError(f"{g.path}: rope turns at most {MAX_TURNED:,} channels of a head (found {turned:,})")
         start = (head_dim - turned if self.trailing else 0) if offset is None else offset
-        if self.scaling is None:
-            frequencies, factor = base_frequencies(self.theta, turned), 1.0
-        else:
-            frequencies = self.scaling.frequencies(self.theta, turned, length=g.max_position_embeddings)
-            factor = self.scaling.attention_factor()
+        turn = self.turn(g, turned)
+        table = g.rope_table(turn.frequencies, turn.factor)
+        return g.rotary(x, table, head_dim=head_dim, dim=turned, offset=start, style=turn.style)
+
+    def turn(self, g: Builder, dim: int) -> Turn:
         style = "interleaved" if self.interleaved else "half"
-        table = g.rope_table(frequencies, factor)
-        return g.rotary(x, table, head_dim=head_dim, dim=turned, offset=start, style=style)
+        if self.scaling is None:
+            return Turn(base_frequencies(self.theta, dim), 1.0, style)
+        frequencies = self.scaling.frequencies(self.theta, dim, length=g.max_position_embeddings)
+        return Turn(frequencies, self.scaling.attention_factor(), style)
 
     def softmax_multiplier(self) -> float:
         return 1.0 if self.scaling is None else self.scaling.softmax_multiplier()

@@ -1,0 +1,34 @@
+"""A linear map in groups: each group of input channels makes outputs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from archc.errors import GraphError
+from archc.ir.op import Form, Op, Pairs, op
+from archc.ir.size import Dim, product
+from archc.ir.values import Param, TensorType
+
+
+@op
+class BlockDiagonal(Op):
+    """``W_g x_g`` for each of ``groups`` slices of the last dimension, side by side; weight (width, inputs / groups), no bias.
+
+    The first ``width / groups`` rows belong to the first slice (DeepSeek-V4's grouped output, arXiv 2606.19348).
+    """
+
+    op_name = "block_diagonal"
+    width: int
+    groups: int
+
+    def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        x = inputs[0]
+        if x.width % self.groups or self.width % self.groups:
+            raise GraphError(f"block_diagonal: {self.groups} groups divide {x.width} or {self.width} channels unevenly")
+        return (x.with_width(self.width),)
+
+    def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
+        return {"weight": Param("weight", (self.width, inputs[0].width // self.groups))}
+
+    def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
+        return product(inputs[0].shape) * (2 * self.width // self.groups)
