@@ -304,9 +304,14 @@ def test_the_state_is_one_matrix_a_head_and_beside_it_the_column_that_normalises
     assert bool(state.abs().sum() > 0)
 
 
-def test_a_compiled_performer_holds_its_directions_as_one_node():
-    model = build(loads_spec(tiny(PERFORMER % (12, 0, ""))), device="cpu", seed=0)
-    ids = torch.arange(LENGTH).unsqueeze(0)
-    with torch.no_grad():
-        got = torch.compile(model, fullgraph=True, backend="aot_eager")(ids)
-        torch.testing.assert_close(got, model(ids), rtol=0, atol=1e-6)
+@pytest.mark.parametrize("mixer", [LINEAR % "", PERFORMER % (12, 0, ""), RETNET, GLA])
+def test_each_kind_compiles_whole_with_its_backward(mixer):
+    model = build(loads_spec(tiny(mixer)), device="cpu", seed=0)
+    ids, found = torch.arange(LENGTH).unsqueeze(0), []
+    for form in (torch.compile(model, fullgraph=True, backend="aot_eager"), model):
+        out = form(ids)
+        model.zero_grad()
+        out.square().sum().backward()
+        found.append((out, model.get_submodule("layers.0").mixer.q_proj.weight.grad.clone()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * float(other.detach().abs().max()))

@@ -44,7 +44,7 @@ def _directions(like: Tensor, count: int, seed: int) -> Tensor:
     """The directions as columns, (D, M), of the dtype and on the device of ``like``."""
     width = like.shape[-1]
     if torch.compiler.is_compiling() or like.is_meta:
-        return torch.ops.archc.random_directions(like, count, width, seed)
+        return torch.ops.archc.random_directions(like.detach(), count, width, seed)
     return _kept(count, width, seed, like.dtype, like.device)
 
 
