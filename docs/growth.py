@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from archc.drawing.diagram import diagram
-from archc.estimation.complexity import complexity
+from archc.estimation.complexity import COMPARED, complexity
 from archc.spec.load import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +33,7 @@ SPECS = (
     "retnet",
     "gla",
     "performer",
+    "linformer",
 )
 """Specs of the table, in its order."""
 
@@ -53,13 +54,17 @@ def rows() -> Iterator[str]:
             growth = [
                 str(one) + (f", {told}" if told and at == 0 else "") for at, one in enumerate(kind.growth.values())
             ]
-            crossing = ["", "", "", ""]
-            if kind.overtakes is not None:
-                lengths = kind.overtakes.tokens.values()
-                crossing = [kind.overtakes.against, *("never" if n is None else f"{n:,}" for n in lengths)]
-            intensity = [f"{kind.at[length]['decode'].flops_per_byte:,.2f}" for length in (4096, 131072)]
+            found = {} if kind.overtakes is None else kind.overtakes.tokens
+            against = "" if kind.overtakes is None else kind.overtakes.against
+            crossing = [_told(found[form]) if form in found else "" for form in COMPARED]
+            steps = [kind.at[length]["decode"] for length in (4096, 131072)]
+            intensity = [f"{step.flops_per_byte:,.2f}" if step.flops else "-" for step in steps]
             label = f"{kind.name} ({spec.mixers[kind.name].kind_name})"
-            yield f"| {' | '.join([name, label, *growth, *crossing, *intensity])} |"
+            yield f"| {' | '.join([name, label, *growth, against, *crossing, *intensity])} |"
+
+
+def _told(length: int | None) -> str:
+    return "never" if length is None else f"{length:,}"
 
 
 def table() -> str:

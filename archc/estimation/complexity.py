@@ -32,7 +32,7 @@ COMPLEXITY_CONVENTIONS: dict[str, str] = {
     "an encoder is given n tokens in a prefill and none in a decode step",
     "growth": (
         "O(n^b): b is measured on the closed form between two lengths beyond every window; w, c and k are windows, chunks and "
-        "chosen tokens in front of it, in tokens; time: FLOPs over needed pairs, cache: bytes kept after n tokens"
+        "chosen or projected keys in front of it, in tokens; time: FLOPs over needed pairs, cache: bytes kept after n tokens"
     ),
     "full attention": (
         "the first mixer of the same stack that grows with n^2 and bounds nothing, else a gqa with as many heads of the "

@@ -16,7 +16,7 @@ FAR = 1 << 64
 DOUBLINGS = 512
 """The exponent is the mean over so many doublings of n: a cost that swings inside a chunk weighs nothing in it."""
 
-BOUNDS = {"window": "w", "chunk": "c", "topk": "k"}
+BOUNDS = {"window": "w", "chunk": "c", "topk": "k", "num_rows": "k"}
 """Fields of ops that bound, in tokens, what a token reads, and the letter that stands for each."""
 
 

@@ -33,6 +33,7 @@ GROWTHS = {
     ("retnet", "retention"): ("O(n)", "O(1)", "O(1)"),
     ("gla", "gla"): ("O(n)", "O(1)", "O(1)"),
     ("performer", "favor"): ("O(n)", "O(1)", "O(1)"),
+    ("linformer", "attn"): ("O(n·k)", "-", "-"),
     # Those that choose their keys score something of every earlier one.
     ("deepseek-v3.2", "dsa"): ("O(n^2)", "O(n)", "O(n)"),
     ("nsa-demo", "nsa"): ("O(n^2)", "O(n)", "O(n)"),
@@ -61,7 +62,7 @@ def test_every_kind_grows_as_it_is_known_to(spec: str, name: str):
 def test_a_bound_is_told_in_tokens():
     assert kind_of("gpt-oss-20b", "sliding").growth["prefill"].bounds == {"w": 128}
     assert kind_of("llama-4-scout", "chunked").growth["cache"].bounds == {"c": 8192}
-    # Twice the window is twice the cost of a long text, but for the projections.
+    assert kind_of("linformer", "attn").growth["prefill"].bounds == {"k": 256}
     assert kind_of("gpt-oss-20b", "full").growth["prefill"].bounds == {}
 
 
