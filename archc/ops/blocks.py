@@ -66,11 +66,18 @@ def earlier_blocks_twice(pairs: Pairs, block: int) -> Dim:
     return seen_twice(TOTAL) - seen_twice(PAST)
 
 
-def first_rows_pairs_twice(block: int, stride: int, count: int) -> Dim:
-    """Twice the pairs of ``seq`` new tokens and as many compressed rows as each sees, ``count`` at most."""
+def complete_blocks_twice(pairs: Pairs, block: int, count: int | None = None) -> Dim:
+    """Twice the pairs of ``seq`` new tokens and the blocks that are complete with them, or ``count`` of those at most.
+
+    Which ones makes no difference, so it is as if they were the first. ``dense``: new tokens times all complete ones.
+    """
+
+    def reached(tokens: Dim) -> Dim:
+        whole = whole_blocks(tokens, block)
+        return whole if count is None else minimum(whole, count)
 
     def seen_twice(tokens: Dim) -> Dim:
-        rows = minimum(compressed_rows(tokens, block, stride), count)
-        return rows * 2 * (tokens - (block - 1)) - (rows * rows - rows) * stride
+        rows = reached(tokens)
+        return rows * 2 * (tokens - (block - 1)) - (rows * rows - rows) * block
 
-    return seen_twice(TOTAL) - seen_twice(PAST)
+    return SEQ * 2 * reached(TOTAL) if pairs == "dense" else seen_twice(TOTAL) - seen_twice(PAST)

@@ -9,7 +9,7 @@ from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, CAPACITY, TOTAL, Dim, ceil_div, minimum, product
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
 from archc.ops.attention import causal_pairs_twice
-from archc.ops.blocks import compressed_pairs_twice, first_rows_pairs_twice, whole_blocks
+from archc.ops.blocks import complete_blocks_twice, whole_blocks
 
 
 @op
@@ -156,11 +156,10 @@ class CompressedAttention(Op):
         twice = causal_pairs_twice(pairs, form, window=self.window)
         scored: Dim = 0
         if self.ratio is not None:
-            entries = compressed_pairs_twice(pairs, self.ratio, self.ratio)
+            entries = complete_blocks_twice(pairs, self.ratio)
             if self.topk is not None:
                 scored = entries * (self.index_heads * (self.index_dim + 1))
                 if pairs == "needed" or form == "few":
-                    # As many as if a token read the first topk entries: which ones were chosen makes no difference.
-                    entries = first_rows_pairs_twice(self.ratio, self.ratio, self.topk)
+                    entries = complete_blocks_twice(pairs, self.ratio, self.topk)
             twice = twice + entries
         return BATCH * scored + BATCH * twice * (self.num_heads * 2 * self.head_dim)

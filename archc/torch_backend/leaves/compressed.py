@@ -218,8 +218,9 @@ class CompressedAttention(nn.Module):
         if self.topk is not None and (count > self.topk or self.is_twin):
             index_q, weights, index_entries = further[1:]
             assert isinstance(index_q, Tensor)
-            index_q_BSNH = index_q[:, part].unflatten(-1, (self.index_heads, self.index_dim))
             assert isinstance(weights, Tensor)
+            assert isinstance(index_entries, Tensor)
+            index_q_BSNH = index_q[:, part].unflatten(-1, (self.index_heads, self.index_dim))
             scores = self.scores(index_q_BSNH, index_entries, weights[:, part], complete)
             complete = chosen(scores, self.topk).unsqueeze(1)
             if one:
