@@ -23,7 +23,7 @@ TOKENS = symbol("(past + seq)")
 
 @dataclass(slots=True, eq=False, repr=False)
 class CacheKind:
-    """The states of all layers whose mixer has one name."""
+    """The states of all layers whose mixer has one name; ``layers`` are those that keep something."""
 
     name: str
     part: Part
@@ -146,7 +146,7 @@ def measure_cache(graph: Graph, placement: Placement, options: CacheOptions) -> 
             part = placed.part[:2]
             if part not in kinds:
                 policy, stated = graph.policies.get(part[-1], ("", None))
-                layers_of = placement.scopes.get(part, placed.count)
+                layers_of = placement.keeping.get(part, placed.count)
                 kinds[part] = CacheKind(part[-1], part, layers_of, policy, options.block_tokens(stated))
             rows = [kinds[part]]
             if placed.layer:

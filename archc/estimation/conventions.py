@@ -32,5 +32,9 @@ CONVENTIONS: dict[str, str] = {
         "an encoder that a decoder reads is given source_len tokens in a prefill and in training; "
         "train_step: forward and backward of batch x max_model_len, backward = 2 x forward, nothing recomputed"
     ),
+    "formulas": (
+        "seq: new tokens of each sequence; past: tokens before them, which the cache has; source: tokens that the encoder is "
+        "given with them; memory: all tokens of the encoder that the decoder reads"
+    ),
 }
 """Topic -> what its numbers mean."""

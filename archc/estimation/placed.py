@@ -25,11 +25,11 @@ class Placed:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Placement:
-    """A graph as a list of distinct nodes. ``layers`` counts layer kinds, ``scopes`` counts mixers and ffns by part."""
+    """A graph as a list of distinct nodes. ``layers`` counts layer kinds, ``keeping`` layers that keep something, by part."""
 
     nodes: list[Placed]
     layers: dict[str, int]
-    scopes: dict[Part, int]
+    keeping: dict[Part, int]
 
 
 def place(graph: Graph) -> Placement:
@@ -65,13 +65,17 @@ def _node_part(node: Node, outer: Part) -> Part:
 
 def _visit_layer(found: Placement, body: Body, count: int) -> None:
     """Norms around the branches are norms, mixers and ffns go by their names, and the rest is the block's own."""
+    keeping: set[Part] = set()
     for item in body.items:
         if isinstance(item, Node):
             found.nodes.append(Placed(item, count, _node_part(item, ("block",)), body.label, False))
         else:
             part = (item.body.part, item.body.label) if item.body.part else ("block", item.name)
-            found.scopes[part] = found.scopes.get(part, 0) + count
+            if item.body.states():
+                keeping.add(part)
             _visit(found, item.body, count, part, body.label, is_readout=False)
+    for part in keeping:
+        found.keeping[part] = found.keeping.get(part, 0) + count
 
 
 def _visit(found: Placement, body: Body, count: int, part: Part, layer: str, *, is_readout: bool) -> None:
