@@ -6,43 +6,62 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from archc.estimation.estimate import estimate
 from archc.graph.graph import Graph
 from archc.graph.lockfile import to_text
 from archc.graph.verify import verify
-from archc.ir.op import Form, Pairs
-from archc.ir.size import evaluate
+from archc.ir.op import Pairs
 from archc.spec.load import loads_spec
+from archc.testing.calls import Judge, close, forward_flops
+from archc.testing.feeding import BATCH, FIRST, LENGTH, SECOND, SOURCE_LENGTH, Given, by_token, feed
 from archc.torch_backend.build import as_graph, build, new_cache
-from archc.torch_backend.step import Step
 
-BATCH, LENGTH, FIRST, SECOND = 2, 23, 11, 7
+__all__ = ["BATCH", "CHECKS", "FIRST", "LENGTH", "SECOND", "Checked", "check_spec", "checks_of", "forward_flops"]
+
 PAIRS: tuple[Pairs, Pairs] = ("needed", "dense")
 GRADIENT_TOLERANCE = 10
 """How many times the tolerance of logits gradients get: they are sums over all tokens."""
 
-
-CHECKS = (
+_GRAPH = (
     "graph: verified, and its lockfile stable",
     "weights: the built ones are the graph's and the estimate's",
-    "cached = uncached: prefill, chunk, single steps, over a used cache too",
-    "ragged rows = each row alone; only the last token = the last of all",
-    "cache: allocated as the graph says",
+)
+_TWINS = (
     "twins: the same outputs, FLOPs = torch's counter, in both forms and pair counts",
     "gradients: finite and the twin's; every weight moves the output",
 )
-"""What ``check_spec`` checks, a line each."""
+CHECKS = (
+    *_GRAPH,
+    "cached = uncached: prefill, chunk, single steps, over a used cache too",
+    "ragged rows = each row alone; only the last token = the last of all",
+    "cache: allocated as the graph says",
+    *_TWINS,
+)
+"""What ``check_spec`` checks, a line each; ``checks_of`` has those of stacks that are not causal."""
+
+
+def checks_of(graph: Graph) -> tuple[str, ...]:
+    """What ``check_spec`` checks of a graph, a line each."""
+    if graph.mask == "bidirectional":
+        return (*_GRAPH, "padded left or right = each row alone; no mask = a mask of ones", *_TWINS)
+    if graph.reads_encoder:
+        return (*CHECKS[:-2], "padded sources = each row alone, whole and cached", *CHECKS[-2:])
+    return CHECKS
 
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """What was judged: the graph, its model with lively weights, and the ids (batch, seq) it was run on."""
+    """What was judged: the graph, its model with lively weights, and what it was run on; ``ids`` are its first input."""
 
     graph: Graph
     model: nn.Module
-    ids: Tensor
+    given: Given
+
+    @property
+    def ids(self) -> Tensor:
+        """What the model reads, (batch, seq) where that is ids."""
+        return self.given.main
 
 
 def check_spec(text: str, *, tolerance: float = 2e-5) -> Checked:
@@ -50,7 +69,8 @@ def check_spec(text: str, *, tolerance: float = 2e-5) -> Checked:
 
     The graph verifies itself and its lockfile is stable; built weights are the graph's and the estimate's, allocated
     caches the graph's; prefill in chunks, single steps, a cache used again and ragged rows give the logits of the whole
-    forward within ``tolerance`` of their size; the readable twin agrees, in gradients too; FLOPs of each form and pair
+    forward within ``tolerance`` of their size, and so do rows padded on either side where a stack is bidirectional, or an
+    encoder's where a decoder reads it; the readable twin agrees, in gradients too; FLOPs of each form and pair
     count are what torch's counter sees in the twin; every weight has a finite gradient and moves the output. Weights
     are drawn large, so that what an op does shows. The model should be tiny.
 
@@ -64,21 +84,22 @@ def check_spec(text: str, *, tolerance: float = 2e-5) -> Checked:
     model = build(graph, device="cpu", seed=0)
     _check_weights(graph, model)
     _enliven(graph, model)
-    vocab = graph.vocab_size or 2
-    ids = torch.randint(0, vocab, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        whole = model(ids)
-        limit = tolerance * float(whole.abs().max())
-        _close(model(ids, last_only=True), whole[:, -1:], limit, "last_only")
-        _check_cached(model, ids, whole, limit)
-        _check_ragged(model, ids, whole, limit)
-        _check_cache_shapes(graph, model)
+    given = feed(graph)
     twins: dict[Pairs, nn.Module] = {pairs: _twin(graph, model, pairs) for pairs in PAIRS}
     with torch.no_grad():
+        judge = Judge(graph, given, given.run(model), tolerance)
+        if graph.mask == "bidirectional":
+            judge.check_padded(model)
+        else:
+            judge.check_last_only(model)
+            judge.check_cached(model)
+            judge.check_ragged(model)
+            judge.check_padded_source(model)
+            _check_cache_shapes(graph, model)
         for pairs, twin in twins.items():
-            _check_twin(graph, twin, ids, whole, limit, pairs)
-    _check_gradients(model, twins["dense"], ids, whole, GRADIENT_TOLERANCE * tolerance)
-    return Checked(graph, model, ids)
+            judge.check_twin(twin, pairs)
+    _check_gradients(model, twins["dense"], given.ragged(), GRADIENT_TOLERANCE * tolerance)
+    return Checked(graph, model, given)
 
 
 def _check_weights(graph: Graph, model: nn.Module) -> None:
@@ -109,42 +130,10 @@ def _enliven(graph: Graph, model: nn.Module) -> None:
                     pass
 
 
-def _close(got: Tensor, want: Tensor, limit: float, what: str) -> None:
-    assert got.shape == want.shape, f"{what}: {tuple(got.shape)} comes out, not {tuple(want.shape)}"
-    difference = float((got - want).abs().max())
-    assert difference <= limit, f"{what}: values differ by {difference:.1e}, more than {limit:.1e}"
-
-
-def _check_cached(model: nn.Module, ids: Tensor, whole: Tensor, limit: float) -> None:
-    cache = new_cache(model, batch=BATCH, max_model_len=LENGTH)
-    for round_ in ("", " over a used cache"):
-        parts = [model(ids[:, :FIRST], Step.at(0, FIRST), cache)]
-        parts.append(model(ids[:, FIRST : FIRST + SECOND], Step.at(FIRST, SECOND), cache))
-        parts += [model(ids[:, i : i + 1], Step.at(i, 1), cache) for i in range(FIRST + SECOND, LENGTH)]
-        _close(torch.cat(parts, 1), whole, limit, f"prefill, chunk and single steps{round_}")
-
-
-def _check_ragged(model: nn.Module, ids: Tensor, whole: Tensor, limit: float) -> None:
-    cache = new_cache(model, batch=BATCH, max_model_len=LENGTH + FIRST)
-    past = torch.zeros(BATCH, dtype=torch.int64)
-    for lengths in ((FIRST, 4), (2, SECOND), (1, 1), (0, 3)):
-        new = torch.tensor(lengths)
-        seq = int(new.max())
-        padded = torch.zeros(BATCH, seq, dtype=torch.int64)
-        for row in range(BATCH):
-            padded[row, : new[row]] = ids[row, past[row] : past[row] + new[row]]
-        got = model(padded, Step.ragged(past, new, seq), cache)
-        for row in range(BATCH):
-            if new[row]:
-                want = whole[row, past[row] : past[row] + new[row]]
-                _close(got[row, : new[row]], want, limit, f"ragged row {row} over {int(past[row])} tokens")
-        past = past + new
-
-
 def _check_cache_shapes(graph: Graph, model: nn.Module) -> None:
-    cache = new_cache(model, batch=BATCH, max_model_len=LENGTH)
+    cache = new_cache(model, batch=BATCH, max_model_len=LENGTH, source_len=SOURCE_LENGTH)
     for name, state in graph.states().items():
-        want = graph.state_shape(state, batch=BATCH, max_model_len=LENGTH)
+        want = graph.state_shape(state, batch=BATCH, max_model_len=LENGTH, source_len=SOURCE_LENGTH)
         assert tuple(cache[name].shape) == want, f"{name} is {tuple(cache[name].shape)}, the graph says {want}"
 
 
@@ -154,25 +143,20 @@ def _twin(graph: Graph, model: nn.Module, pairs: Pairs) -> nn.Module:
     return twin
 
 
-def _check_twin(graph: Graph, twin: nn.Module, ids: Tensor, whole: Tensor, limit: float, pairs: Pairs) -> None:
-    cache = new_cache(twin, batch=BATCH, max_model_len=LENGTH)
-    calls: list[tuple[int, int, Form]] = [(0, FIRST, "many"), (FIRST, SECOND, "many"), (FIRST + SECOND, 1, "few")]
-    for past, seq, form in calls:
-        with FlopCounterMode(display=False) as counter:
-            got = twin(ids[:, past : past + seq], Step.at(past, seq), cache)
-        _close(got, whole[:, past : past + seq], limit, f"the twin that counts {pairs} pairs")
-        want = forward_flops(graph, batch=BATCH, seq=seq, past=past, form=form, pairs=pairs)
-        seen = counter.get_total_flops()
-        assert seen == want, (
-            f"{pairs} pairs, {seq} tokens over {past}: the graph says {want} FLOPs, torch counts {seen}"
-        )
-
-
-def _check_gradients(model: nn.Module, twin: nn.Module, ids: Tensor, whole: Tensor, tolerance: float) -> None:
+def _check_gradients(model: nn.Module, twin: nn.Module, given: Given, tolerance: float) -> None:
+    with torch.no_grad():
+        before = given.run(model)
     # Of a random direction in the output: that of a mean would be zero behind a norm.
-    direction = torch.randn(whole.shape, generator=torch.Generator().manual_seed(2))
+    draw = torch.Generator().manual_seed(2)
+    directions = [torch.randn(each.shape, generator=draw) for each in before]
+    mask = given.always.get("attention_mask")
+    if mask is not None:
+        # What stands for padding is nobody's.
+        kept = zip(directions, by_token(given.graph), strict=True)
+        directions = [each * mask.unsqueeze(-1) if has_tokens else each for each, has_tokens in kept]
     for each in (model, twin):
-        (each(ids) * direction).sum().backward()
+        outputs = zip(given.run(each), directions, strict=True)
+        torch.stack([(output * direction).sum() for output, direction in outputs]).sum().backward()
     judged = dict(twin.named_parameters())
     for name, param in model.named_parameters():
         got, want = param.grad, judged[name].grad
@@ -180,27 +164,19 @@ def _check_gradients(model: nn.Module, twin: nn.Module, ids: Tensor, whole: Tens
         assert want is None or got is not None, f"{name} has no gradient, and has one in the twin"
         if got is None or want is None:
             # Weights that only choose, as an indexer's do, have none.
-            assert _moves(model, param, ids, whole), f"{name} has no gradient and changes nothing"
+            assert _moves(model, param, given, before), f"{name} has no gradient and changes nothing"
             continue
         assert bool(got.isfinite().all()), f"the gradient of {name} is not finite"
         # A weight in float32 that shifts all scores alike has a gradient of rounding errors, as large as others' tolerance.
-        _close(got, want, tolerance * max(1.0, float(want.abs().max())), f"the gradient of {name}")
+        close(got, want, tolerance * max(1.0, float(want.abs().max())), f"the gradient of {name}")
         if not float(got.abs().max()):
-            assert _moves(model, param, ids, whole), f"{name} changes nothing"
+            assert _moves(model, param, given, before), f"{name} changes nothing"
 
 
-def _moves(model: nn.Module, param: nn.Parameter, ids: Tensor, whole: Tensor) -> bool:
+def _moves(model: nn.Module, param: nn.Parameter, given: Given, before: tuple[Tensor, ...]) -> bool:
     """Whether another value of a weight gives other outputs."""
     with torch.no_grad():
         param.neg_().add_(1)
-        moved = not torch.equal(model(ids), whole)
+        moved = not all(torch.equal(one, other) for one, other in zip(given.run(model), before, strict=True))
         param.sub_(1).neg_()
     return moved
-
-
-def forward_flops(graph: Graph, *, batch: int, seq: int, past: int, form: Form, pairs: Pairs) -> int:
-    """Forward FLOPs of the whole graph, the head on every token."""
-    env = {"batch": batch, "seq": seq, "past": past}
-    return sum(
-        evaluate(node.op.flops([value.type for value in node.inputs], form, pairs), env) for _, node in graph.walk()
-    )

@@ -12,7 +12,7 @@ from archc.errors import ArchcError, CheckFailedError, PluginError
 from archc.expansion import expand
 from archc.spec.kind import Kind
 from archc.spec.load import loads_spec
-from archc.testing.contract import BATCH, CHECKS, FIRST, LENGTH, SECOND, Checked, check_spec
+from archc.testing.contract import BATCH, FIRST, LENGTH, SECOND, Checked, check_spec, checks_of
 from archc.testing.onnx_values import check_onnx, missing
 from archc.testing.placing import spec_text
 
@@ -67,7 +67,7 @@ def check_kind(
         assert f"{family}:{name}" in graph.plugins, f"the spec does not name the {family} {name}"
         checked = check_spec(text, tolerance=tolerance)
         said = _onnx(checked, onnx, ONNX_TOLERANCE * tolerance)
-    return KindReport(f"{family}.{name}", text, (*CHECKS, said))
+    return KindReport(f"{family}.{name}", text, (*checks_of(checked.graph), said))
 
 
 def _onnx(checked: Checked, onnx: bool | str, tolerance: float) -> str:

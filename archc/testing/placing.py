@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from archc import registry
 from archc.errors import PluginError
 from archc.spec.emit import emit
+from archc.spec.sections import STACKS
 
 Tree = dict[str, Any]
 
@@ -24,9 +26,15 @@ PLACES = {
 def spec_text(family: str, name: str, keys: Mapping[str, Any], around: Mapping[str, Any] | None = None) -> str:
     """The text of a spec that places the kind ``name`` with these YAML keys; ``around`` replaces whole sections of it.
 
+    None for a section leaves it out. A ``stack``, ``encoder`` or ``decoder`` in ``around`` that states no ``num_layers`` is the
+    usual one with its keys over it, so that ``{"stack": {"mask": "prefix"}}`` or ``{"encoder": {}, "decoder": {}}`` says it
+    all. Without one a mixer stands where its ``masks`` let it: in a causal stack, an encoder, or behind a prefix.
+
     Raises:
         PluginError: a spec has no place for kinds of this family.
     """
+    around = dict(around or {})
+    mixer = name if family == "mixer" else "gqa"
     tree: Tree = {
         "spec_version": 1,
         "name": f"tiny-{name.replace('_', '-')}",
@@ -37,7 +45,7 @@ def spec_text(family: str, name: str, keys: Mapping[str, Any], around: Mapping[s
         "norm": {"kind": "rms_norm", "eps": 1e-5},
         "mixers": {"mixer": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}},
         "ffns": {"ffn": {"kind": "swiglu", "intermediate_size": 24}},
-        "stack": {"num_layers": 2, "block": "pre_norm", "mixer": "mixer", "ffn": "ffn"},
+        **_sections(mixer, around),
     }
     stated = {"policy" if family == "cache" else "kind": name, **keys}
     match family:
@@ -46,7 +54,8 @@ def spec_text(family: str, name: str, keys: Mapping[str, Any], around: Mapping[s
         case "mixer" | "ffn":
             tree[f"{family}s"] = {family: stated}
         case "block":
-            tree["stack"]["block"] = stated
+            for section in STACKS & tree.keys():
+                tree[section]["block"] = stated
         case "router":
             experts = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 12}
             tree["ffns"] = {"ffn": {"kind": "moe", **experts, "router": stated}}
@@ -54,4 +63,23 @@ def spec_text(family: str, name: str, keys: Mapping[str, Any], around: Mapping[s
             tree["position"]["scaling"] = stated
         case _:
             raise PluginError(f"a spec has no place for the {family} {name}; give a spec that has one")
-    return emit({**tree, **(around or {})})
+    return emit({key: value for key, value in {**tree, **around}.items() if value is not None})
+
+
+def _sections(mixer: str, around: dict[str, Any]) -> Tree:
+    """The stacks; those that ``around`` states in part are taken from there."""
+    model = registry.load("mixer", mixer)
+    usual = {"num_layers": 2, "block": "pre_norm", "mixer": "mixer", "ffn": "ffn"}
+    stated = {section for section in STACKS if around.get(section) is not None}
+    if not stated:
+        if "causal" in model.masks:
+            return {"stack": usual}
+        return {"encoder": usual} if "bidirectional" in model.masks else {"stack": {**usual, "mask": model.masks[0]}}
+    found: Tree = {}
+    for section in sorted(stated, key=STACKS.index):
+        keys = around[section]
+        if "num_layers" not in keys:
+            cross = {"cross": "mixer"} if section == "decoder" and model.can_cross and not model.reads_encoder else {}
+            found[section] = {**usual, **cross, **keys}
+            del around[section]
+    return found
