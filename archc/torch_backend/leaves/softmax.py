@@ -39,7 +39,7 @@ def falling(
     From the distance and not from the key's position, which the softmax would not tell apart, so that the near keys, which
     matter, keep their digits in half precision.
     """
-    distance_BST = (key_BT.unsqueeze(-2) - query_BS.unsqueeze(-1)).float()
+    distance_BST = -(key_BT.unsqueeze(-2) - query_BS.unsqueeze(-1)).abs().float()
     mask_BNST = distance_BST.unsqueeze(1) * numbers(slopes, query_BS).view(-1, 1, 1)
     if seen is not None:
         mask_BNST = mask_BNST.masked_fill(~seen, float("-inf"))

@@ -9,8 +9,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from archc.errors import GraphError
 from archc.ir.values import Node
 from archc.ops import attention as ops
+from archc_exporters.onnx.cache_dtype import cache_dtype, cache_form
 from archc_exporters.onnx.caches import (
     append,
     from_heads,
@@ -25,6 +27,7 @@ from archc_exporters.onnx.caches import (
 from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.group_query import QKV, group_query
 from archc_exporters.onnx.limits import group_query_objection
+from archc_exporters.onnx.prefix import attend_given
 from archc_exporters.onnx.single import attend_one
 from archc_exporters.onnx.sinks import attend_by_channel, attend_by_column
 from archc_exporters.onnx.slopes import attend_by_mask, attend_sloping, sloping
@@ -41,31 +44,63 @@ from archc_exporters.onnx.step import (
 )
 
 
-def attention(ctx: Lowering, node: Node, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
-    """GroupQueryAttention over a full cache where it can, else Attention-24; over a ring under a float mask."""
+def attention(
+    ctx: Lowering, node: Node, q: ir.Value, k: ir.Value, v: ir.Value, *further: ir.Value
+) -> ir.Value | tuple[ir.Value, ...]:
+    """GroupQueryAttention over a full cache where it can, else Attention-24; over a ring under a float mask.
+
+    ``further`` is the length of a prefix (batch,), or a bias (batch, N, seq, T) over the rows in use. Of shared rows the
+    whole caches are given, (batch, K, capacity, width), or [ring | new tokens].
+    """
     op = node.op
     assert isinstance(op, ops.Attention)
     objection = group_query_objection(op, ctx.target)
-    if op.ring_rows() is None and not objection:
-        return group_query(ctx, node, (q, k, v))
     by_kernel = ctx.target.sliding_window_cache or ctx.target.io == "genai"
-    if by_kernel and op.window is not None and not op.sink_tokens and not objection:
-        return group_query(ctx, node, (q, k, v), window=op.window)
+    is_window = by_kernel and op.window is not None and not op.sink_tokens
+    if op.shares:
+        _check_shared(ctx, node, is_window=is_window and not objection)
+    if (op.ring_rows() is None or is_window) and not objection:
+        o = group_query(ctx, node, (q, k, v), window=op.window)
+        return (o, ctx.kept_rows(node, "key"), ctx.kept_rows(node, "value")) if op.shares else o
     q = to_heads(ctx, q, op.num_heads, op.key_dim)
     k, v = to_heads(ctx, k, op.num_kv_heads, op.key_dim), to_heads(ctx, v, op.num_kv_heads, op.value_dim)
-    numbers: dict[str, Any] = {"scale": op.scale}
-    if op.soft_cap is not None:
-        numbers["softcap"] = op.soft_cap
-    if op.window is not None or op.chunk is not None:
-        o = _over_ring(ctx, node, op, (q, k, v), numbers)
+    if op.ring_rows() is None:
+        rows = append(ctx, node, "key", k), append(ctx, node, "value", v)
+        o = over_capacity(ctx, node, op, (q, *rows), *further)
     else:
-        o = _over_capacity(ctx, node, op, (q, k, v), numbers)
-    return from_heads(ctx, o, op.num_heads * op.value_dim)
+        o, rows = _over_ring(ctx, node, op, (q, k, v))
+    o = from_heads(ctx, o, op.num_heads * op.value_dim)
+    return (o, *rows) if op.shares else o
 
 
-def _over_capacity(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbers: dict[str, Any]) -> ir.Value:
-    q, k, v = qkv
-    keys, values = append(ctx, node, "key", k), append(ctx, node, "value", v)
+def numbers_of(op: ops.Attention) -> dict[str, Any]:
+    """Attributes of Attention-24."""
+    return {"scale": op.scale} if op.soft_cap is None else {"scale": op.scale, "softcap": op.soft_cap}
+
+
+def _check_shared(ctx: Lowering, node: Node, *, is_window: bool) -> None:
+    """Refuse rows that no other layer can read.
+
+    Raises:
+        GraphError: a kernel keeps the window, or the rows are rounded.
+    """
+    if is_window:
+        raise GraphError(
+            f"{ctx.path}: later layers read its keys and values, and its kernel keeps the window for itself"
+        )
+    if cache_form(node.states["key"], ctx.target) is not None:
+        kept = cache_dtype(node.states["key"], ctx.target)
+        raise GraphError(
+            f"{ctx.path}: later layers read its keys and values, which are kept as {kept}; export whole ones"
+        )
+
+
+def over_capacity(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, *further: ir.Value) -> ir.Value:
+    """Queries over keys and values that hold the new tokens already, (batch, K, capacity, width)."""
+    q, keys, values = qkv
+    numbers = numbers_of(op)
+    if further:
+        return attend_given(ctx, node, op, (q, keys, values), further[0], numbers)
     if op.slopes is not None:
         return attend_sloping(ctx, node, op, (q, keys, values), numbers)
     if not op.sinks:
@@ -93,12 +128,12 @@ def _over_capacity_with_sinks(
         if op.soft_cap is None:
             return (attend_by_channel(ctx, node, op, taken(), mask=None, numbers=numbers),)
         # Rows are cut from those of the capacity: Slice reads max_length on the host, a Range over it would copy it there.
-        rows = used_part(ctx, capacity_rows(ctx, ctx.past(node, "key")))
+        rows = used_part(ctx, capacity_rows(ctx, keys))
         mask = causal_mask(ctx, rows, positions(ctx))
         return (attend_by_column(ctx, node, op, taken(), mask=mask, numbers=numbers),)
 
     def one() -> tuple[ir.Value]:
-        return (attend_one(ctx, node, op, taken(), mask_of_one(ctx, ctx.past(node, "key"))),)
+        return (attend_one(ctx, node, op, taken(), mask_of_one(ctx, keys)),)
 
     ctx.note(
         f"TensorScatter and a copy of the rows in use; If(seq > 1): Attention, the sink a {_sink_form(op)}; else plain "
@@ -107,14 +142,24 @@ def _over_capacity_with_sinks(
     return ctx.choose(is_many(ctx), many, one, (ctx.dtype,))[0]
 
 
-def _over_ring(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbers: dict[str, Any]) -> ir.Value:
-    """Many new tokens read [ring | new tokens]; one takes its place in the ring first and reads that where it lies."""
+def _over_ring(
+    ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV
+) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | tuple[()]]:
+    """Many new tokens read [ring | new tokens]; one takes its place in the ring first and reads that where it lies.
+
+    Where later layers read them, [ring | new tokens] are made in any case, and given beside the output.
+    """
     q, k, v = qkv
     ctx.note(_ring_form(op))
 
+    def both() -> tuple[ir.Value, ir.Value]:
+        return joined(ctx, node, "key", k), joined(ctx, node, "value", v)
+
+    shared = both() if op.shares else ()
+
     def many() -> tuple[ir.Value, ir.Value, ir.Value]:
-        keys, values = joined(ctx, node, "key", k), joined(ctx, node, "value", v)
-        o = _attend_ring(ctx, node, op, (q, keys, values), numbers)
+        keys, values = shared or both()
+        o = attend_ring(ctx, node, op, (q, keys, values))
         return o, turned(ctx, op, op.num_kv_heads, keys), turned(ctx, op, op.num_kv_heads, values)
 
     def one() -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -125,7 +170,7 @@ def _over_ring(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbers: 
     o, key, value = many() if op.sink_tokens else ctx.choose(is_many(ctx), many, one, dtypes)
     ctx.present(node, "key", key)
     ctx.present(node, "value", value)
-    return o
+    return o, shared
 
 
 def _mask_of_one(ctx: Lowering, op: ops.Attention) -> ir.Value:
@@ -138,9 +183,10 @@ def _mask_of_one(ctx: Lowering, op: ops.Attention) -> ir.Value:
     return ctx.shared(("slopes of one", op.slopes, rows, op.chunk), lambda: sloping(ctx, op, seen, held, query))
 
 
-def _attend_ring(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV, numbers: dict[str, Any]) -> ir.Value:
+def attend_ring(ctx: Lowering, node: Node, op: ops.Attention, qkv: QKV) -> ir.Value:
     """Attention over [ring | new tokens] under a mask from the positions of its rows."""
     q, keys, values = qkv
+    numbers = numbers_of(op)
     if op.slopes is not None:
         seen = ring_seen(ctx, window=op.window, chunk=op.chunk, sink_tokens=op.sink_tokens)
         key = ("slopes", op.slopes, op.ring_rows(), op.sink_tokens, op.chunk)

@@ -15,10 +15,10 @@ import onnx_ir as ir
 
 from archc.errors import GraphError
 from archc.graph.graph import Graph, join
-from archc.ir.size import Dim, Size
 from archc.ir.values import MODEL_DTYPE, Node, Param, State
 from archc_exporters.onnx.cache_dtype import cache_form, scale_of
-from archc_exporters.onnx.states import GENAI_INPUTS, LENGTHS, onnx_state_names, present_name
+from archc_exporters.onnx.parts import Part, dimensions, file_inputs, is_whole
+from archc_exporters.onnx.states import onnx_state_names, present_name
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.weights import (
     DTYPES,
@@ -40,22 +40,22 @@ KEEP_FLOAT = "archc.keep_float"
 """Mark on a weight that is not quantised; its value is the reason."""
 
 
-def further_inputs(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """name -> shape of the inputs that a spec adds to those of every file: ids of a second kind, (batch, seq)."""
-    return {name: ("batch", "seq") for name in graph.inputs if name not in ("input_ids", "positions")}
-
-
 class Lowering:
-    """One file in the making. ``dtype`` is the model's; ``table_rows`` is how many positions a rope table covers."""
+    """One file in the making. ``dtype`` is the model's; ``table_rows`` is how many positions a rope table covers.
 
-    def __init__(self, graph: Graph, *, target: Target, weights: WeightSource, table_rows: int) -> None:
+    ``part`` says which of a graph's files it is, ``is_whole`` whether that sees all tokens in one call.
+    """
+
+    def __init__(
+        self, graph: Graph, *, target: Target, weights: WeightSource, table_rows: int, part: Part = "model"
+    ) -> None:
         self.graph, self.target, self.weights, self.table_rows = graph, target, weights, table_rows
+        self.part: Part = part
+        self.is_whole = is_whole(graph, part)
         self.dtype = target.ir_dtype
-        given = GENAI_INPUTS if target.io == "genai" else LENGTHS
-        self.inputs = {
-            name: ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(list(shape)))
-            for name, shape in (*given.items(), *further_inputs(graph).items())
-        }
+        self.inputs = file_inputs(graph, target, part)
+        self.places: ir.Value | None = None
+        """0, 1, … of the tokens of what is no text, (batch, seq), once they have been counted."""
         self.pasts: dict[str, ir.Value] = {}
         self.presents: dict[str, ir.Value] = {}
         self.initializers: dict[str, ir.Value] = {}
@@ -175,9 +175,14 @@ class Lowering:
             self.remarks.append(text)
 
     def lower(self, scope: str, node: Node, inputs: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
-        """The node's outputs. Its scope owns its weights, its path names what it becomes."""
+        """The node's outputs. Its scope owns its weights, its path names what it becomes.
+
+        A lowering that gives None has none in this part of the graph.
+        """
         self.scope, self.path, self._op_name = scope, join(scope, node.name) or "model", node.op.op_name
         result = function(self, node, *inputs)
+        if result is None:
+            return [None] * len(node.outputs)
         outputs = [result] if isinstance(result, ir.Value) else list(result)
         if len(outputs) != len(node.outputs):
             raise GraphError(
@@ -260,7 +265,7 @@ class Lowering:
         """The cache input of a state of the node. ``rows`` names how many it has, where that is not the state's own number."""
         state, name = node.states[role], self._state_name(node, role)
         if name not in self.pasts:
-            shape = _symbolic(state.allocated)
+            shape = list(dimensions(state.allocated))
             form = cache_form(state, self.target)
             if form is not None and form.bits == 4:
                 channels = state.allocated[-1]
@@ -282,6 +287,20 @@ class Lowering:
         value.shape = past.shape.copy()
         self.presents[past.name] = value
         return value
+
+    def kept(self, node: Node, role: str, value: ir.Value) -> ir.Value:
+        """Make ``value`` what a decoder's cross attention will read, an output of the encoder's file."""
+        state, name = node.states[role], self._state_name(node, role)
+        value = self.cast(value, self.state_dtype(state))
+        value.name, value.shape = present_name(name), ir.Shape(list(dimensions(state.allocated)))
+        self.presents[name] = value
+        return value
+
+    def kept_rows(self, node: Node, role: str) -> ir.Value:
+        """The cache output of a state of the node, for what reads it in the same call."""
+        name = self.past(node, role).name
+        assert name is not None
+        return self.presents[name]
 
     def state_dtype(self, state: State) -> ir.DataType:
         """Recurrent states are float32; keys, values, latents and convolution columns have the model's dtype, or are rounded."""
@@ -312,7 +331,3 @@ class Lowering:
         count = self._taken.get(name, 0)
         self._taken[name] = count + 1
         return f"{name}_{count}" if count else name
-
-
-def _symbolic(shape: Sequence[Dim]) -> list[int | str]:
-    return [str(dim) if isinstance(dim, Size) else dim for dim in shape]

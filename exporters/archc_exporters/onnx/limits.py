@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from archc.ops.attention import Attention
+from archc.ops.shared_attention import SharedAttention
 from archc_exporters.onnx.target import FLOAT8, Provider, Target
 
 
@@ -73,8 +74,12 @@ def can_turn_inside(turned: int, target: Target) -> bool:
 def group_query_objection(op: Attention, target: Target) -> str:
     """Why GroupQueryAttention can't compute ``op``; empty where it can."""
     limits = GROUP_QUERY[target.onnxruntime, target.provider]
-    if op.slopes is not None:
+    if isinstance(op, SharedAttention):
+        return "it writes rows of its own, and these are an earlier layer's"
+    if op.slopes is not None or op.has_bias:
         return "its bias would run unfused on CUDA"
+    if op.has_prefix:
+        return "it lets no token see a later one"
     if op.key_dim != op.value_dim:
         return f"keys of {op.key_dim} and values of {op.value_dim} differ in width"
     if op.key_dim % limits.head_multiple:

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from archc.ir.values import Node
 from archc.ops import linear as ops
 from archc_exporters.onnx.context import MS, Lowering
+from archc_exporters.onnx.parts import ENCODER
 from archc_exporters.onnx.transforms import Rows, Transposed
 
 ONE_PRODUCT = "MatMul: the weight is stored as in x out, so that nothing is transposed at run time"
@@ -52,10 +53,23 @@ def embedding(ctx: Lowering, node: Node, ids: ir.Value) -> ir.Value:
     """Gather. Rows of a token table beyond the vocabulary are no id's and stay out of the file."""
     op = node.op
     assert isinstance(op, ops.Embedding)
-    rows = _vocabulary_rows(ctx, op.num_embeddings) if ids is ctx.inputs["input_ids"] else op.num_embeddings
+    rows = _vocabulary_rows(ctx, op.num_embeddings) if _is_of_vocabulary(ctx, node, ids) else op.num_embeddings
     ctx.note("Gather")
     table = ctx.weight(node, "weight", shape=(rows, op.width), transform=Rows(rows))
     return ctx.op("Gather", table, ids, axis=0)
+
+
+def _is_of_vocabulary(ctx: Lowering, node: Node, ids: ir.Value) -> bool:
+    """Whether a table has a row an id of the file: it is the token table, or an encoder's that the decoder reads too."""
+    if ids is ctx.inputs.get("input_ids"):
+        return True
+    if not isinstance(node.op, ops.Embedding) or ids is not ctx.inputs.get(f"{ENCODER}input_ids"):
+        return False
+    weight = node.params["weight"]
+    return any(
+        other is not node and isinstance(other.op, ops.Embedding) and other.params["weight"] is weight
+        for _, other in ctx.graph.walk()
+    )
 
 
 def _vocabulary_rows(ctx: Lowering, rows: int) -> int:

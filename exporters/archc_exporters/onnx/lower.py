@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -10,13 +11,14 @@ import onnx_ir as ir
 
 from archc import registry
 from archc._version import __version__
-from archc.errors import GraphError
-from archc.graph.graph import Graph, join
+from archc.errors import ArchcError, GraphError
+from archc.graph.graph import LAYER, Graph, join
 from archc.ir.values import Body, Call, Node, Value
 from archc_exporters.onnx.cache_dtype import check_caches
-from archc_exporters.onnx.context import OPSETS, Lowering, further_inputs
+from archc_exporters.onnx.context import OPSETS, Lowering
 from archc_exporters.onnx.genai.inputs import lengths
 from archc_exporters.onnx.limits import takes_batched_chunks
+from archc_exporters.onnx.parts import ENCODER, Part, dimensions, graph_inputs, is_position, is_whole
 from archc_exporters.onnx.step import last_token, positions
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.tidy import tidy
@@ -26,43 +28,50 @@ IR_VERSION = 10
 """With opset 24, what every onnxruntime from 1.24 on reads."""
 
 
+Values = dict[Value, ir.Value | None]
+"""What each value of a body became; those that belong to another part of the graph are absent, or None."""
+
+
 def lower_graph(
-    graph: Graph, *, target: Target, weights: WeightSource, max_model_len: int
+    graph: Graph, *, target: Target, weights: WeightSource, max_model_len: int, part: Part = "model"
 ) -> tuple[ir.Model, Lowering]:
-    """The model, its weights still unread, and the lowering that made it.
+    """The model of one part of the graph, its weights still unread, and the lowering that made it.
 
     Raises:
-        ArchcError: a cache has a dtype that its layer can't have.
+        ArchcError: a cache has a dtype that its layer can't have, or the target asks for what the graph has not.
         GraphError: an op has no lowering, or can't be said in ONNX.
     """
     check_caches(graph, target)
+    if target.prune_head and is_whole(graph, "model"):
+        raise ArchcError(f"{graph.name} gives what all of its tokens say, so no head can be pruned to the last one")
     ctx = Lowering(
         graph,
         target=target,
         weights=weights,
         table_rows=graph.capacity(max_model_len),
+        part=part,
     )
     given = list(ctx.inputs.values())
     if target.io == "genai":
         ctx.inputs |= lengths(ctx)
-    values: dict[Value, ir.Value] = {
-        graph.inputs[name]: ctx.inputs[name] for name in ("input_ids", *further_inputs(graph))
+    values: Values = {
+        # Images are float32 in every file.
+        graph.inputs[name]: ctx.cast(ctx.inputs[name], ctx.resolve(graph.inputs[name].dtype))
+        for name in graph_inputs(graph, part)
     }
-    at = graph.inputs["positions"]
-    if any(at in item.inputs for item in graph.root.items):
-        values[at] = positions(ctx)
+    for name, at in graph.inputs.items():
+        of_part = name.startswith(ENCODER) == (part == "encoder")
+        if is_position(name) and of_part and any(at in item.inputs for item in graph.root.items):
+            values[at] = positions(ctx)
     _lower_body(ctx, graph.root, "", values, tail=_tail(graph) if target.prune_head else set())
     outputs: list[ir.Value] = []
-    for name, value in graph.outputs.items():
-        output = ctx.cast(values[value], ctx.dtype)
-        output.name = name
-        width = value.width if name != "logits" or graph.vocab_size is None else min(value.width, graph.vocab_size)
-        output.shape = ir.Shape(["batch", 1 if target.prune_head else "seq", width])
-        outputs.append(output)
+    for name, value in graph.outputs.items() if part == "model" else ():
+        outputs.append(_output(ctx, name, value, values, [*given, *ctx.presents.values(), *outputs]))
+    order = ctx.presents if part == "encoder" else [name for name in ctx.pasts if name in ctx.presents]
     model = ir.Model(
         ir.Graph(
             [*given, *ctx.pasts.values()],
-            [*outputs, *(ctx.presents[name] for name in ctx.pasts)],
+            [*outputs, *(ctx.presents[name] for name in order)],
             nodes=ctx.nodes,
             initializers=list(ctx.initializers.values()),
             opset_imports=dict(OPSETS),
@@ -76,6 +85,8 @@ def lower_graph(
     model.metadata_props["archc"] = json.dumps(
         {
             "name": graph.name,
+            "part": part,
+            "mask": graph.mask,
             "max_model_len": max_model_len,
             "reserved_rows": graph.reserved_rows(),
             "batched_chunks": takes_batched_chunks(model),
@@ -84,9 +95,26 @@ def lower_graph(
     return model, ctx
 
 
+def _output(ctx: Lowering, name: str, value: Value, values: Values, taken: Sequence[ir.Value]) -> ir.Value:
+    """An output of the file: the value under its name, in the model's dtype; what has a name already is ``taken``."""
+    found = values[value]
+    assert found is not None, f"{name} is made of what another part of the graph computes"
+    if any(found is other for other in taken):
+        found = ctx.op("Identity", found)
+    found = ctx.cast(found, ctx.dtype)
+    found.name = name
+    shape = list(dimensions(value.shape))
+    if ctx.graph.vocab_size is not None and value.axis == "vocab":
+        shape[-1] = min(value.width, ctx.graph.vocab_size)
+    if ctx.target.prune_head and len(shape) > 2:
+        shape[1] = 1
+    found.shape = ir.Shape(shape)
+    return found
+
+
 def _tail(graph: Graph) -> set[Value]:
     """What the last layer gives to the final norm and the head."""
-    layers = [item for item in graph.root.items if isinstance(item, Call) and item.name.startswith("layers.")]
+    layers = [item for item in graph.root.items if isinstance(item, Call) and LAYER.match(item.name)]
     return set(layers[-1].outputs) if layers else set()
 
 
@@ -94,25 +122,31 @@ def _lower_body(
     ctx: Lowering,
     body: Body,
     scope: str,
-    values: dict[Value, ir.Value],
+    values: Values,
     tail: AbstractSet[Value] = frozenset(),
 ) -> None:
     """Lower the items of a body in order; ``values`` holds its inputs and gains everything that it makes.
 
-    Of what is in ``tail`` the rest reads the last valid token only.
+    Of what is in ``tail`` the rest reads the last valid token only. What lacks an input belongs to another part of the graph
+    and is left out; only what keeps an encoder's rows stands in both, and is given None for what it lacks.
     """
     for item in body.items:
-        inputs = [values[value] for value in item.inputs]
-        if isinstance(item, Node):
+        inputs = [values.get(value) for value in item.inputs]
+        outputs: Sequence[ir.Value | None]
+        if isinstance(item, Call):
+            inner: Values = dict(zip(item.body.inputs, inputs, strict=True))
+            _lower_body(ctx, item.body, join(scope, item.name), inner)
+            outputs = [inner.get(value) for value in item.body.outputs]
+        elif None not in inputs or any(state.growth == "source" for state in item.states.values()):
             outputs = ctx.lower(scope, item, inputs, _lowering_of(scope, item))
         else:
-            inner = dict(zip(item.body.inputs, inputs, strict=True))
-            _lower_body(ctx, item.body, join(scope, item.name), inner)
-            outputs = [inner[value] for value in item.body.outputs]
+            outputs = [None] * len(item.outputs)
         values.update(zip(item.outputs, outputs, strict=True))
         for value in tail & set(item.outputs):
             ctx.path = "last_token"
-            values[value] = last_token(ctx, values[value])
+            last = values[value]
+            assert last is not None, "the last layer gives something"
+            values[value] = last_token(ctx, last)
 
 
 def _lowering_of(scope: str, node: Node) -> Any:

@@ -21,7 +21,8 @@ def learned_positions(ctx: Lowering, node: Node, at: ir.Value) -> ir.Value:
     op = node.op
     assert isinstance(op, ops.LearnedPositions)
     rows, offset = op.num_positions, op.offset
-    if ctx.graph.capacity(rows) < ctx.table_rows:
+    is_counted = isinstance(node.inputs[0].shape[1], int)
+    if not is_counted and ctx.graph.capacity(rows) < ctx.table_rows:
         raise GraphError(
             f"{ctx.path}: positions are learned up to max_position_embeddings, {rows}; max_model_len should be at most that"
         )
@@ -29,8 +30,11 @@ def learned_positions(ctx: Lowering, node: Node, at: ir.Value) -> ir.Value:
     def cut(table: Array) -> Array:
         return table[offset:]
 
-    ctx.note("Gather; positions of padding are held within the table, which a token's never leave")
     table = ctx.weight(node, "weight", tag="used" if offset else "", shape=(rows, op.width), transform=cut)
+    if is_counted:
+        ctx.note("Gather")
+        return ctx.op("Gather", table, at, dtype=ctx.dtype, axis=0)
+    ctx.note("Gather; positions of padding are held within the table, which a token's never leave")
     return ctx.op("Gather", table, ctx.op("Min", at, ctx.scalar(rows - 1, ir.DataType.INT64)), dtype=ctx.dtype, axis=0)
 
 
@@ -48,3 +52,18 @@ def sinusoids(ctx: Lowering, node: Node, at: ir.Value, x: ir.Value) -> ir.Value:
 
     table = ctx.table(f"{ctx.path}.table", (ctx.table_rows, width), rows, x.dtype)
     return ctx.op("Gather", table, at, axis=0)
+
+
+def token_index(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
+    """0, 1, … by the shape of what is counted, (1, tokens); positions of the call where it has no ids."""
+    tokens = node.outputs[0].shape[1]
+    ctx.note("a Range, or a constant where the number of tokens is one")
+    if isinstance(tokens, int):
+        index = ctx.constant(np.arange(tokens)[None])
+    else:
+        count = ctx.op("Shape", x, dtype=ir.DataType.INT64, start=1, end=2)
+        zero, one = (ctx.scalar(number, ir.DataType.INT64) for number in (0, 1))
+        index = ctx.op("Unsqueeze", ctx.op("Range", zero, ctx.op("Squeeze", count, ctx.ints(0)), one), ctx.ints(0))
+    shape = ctx.op("Shape", x, dtype=ir.DataType.INT64, start=0, end=2)
+    ctx.places = ctx.op("Expand", index, shape)
+    return index

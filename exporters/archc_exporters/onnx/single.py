@@ -24,7 +24,7 @@ def attend_one(
     if op.soft_cap is not None:
         cap = ctx.scalar(op.soft_cap)
         scores = ctx.op("Mul", ctx.op("Tanh", ctx.op("Div", scores, cap)), cap)
-    if op.slopes is not None:
+    if op.slopes is not None or op.has_bias:
         mask = ctx.op("Reshape", mask, ctx.ints(0, op.num_kv_heads, groups, -1))
     scores = ctx.op("Add", scores, mask)
     if op.sinks:

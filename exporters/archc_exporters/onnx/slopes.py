@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops.attention import Attention
+from archc.ops.masked_attention import BidirectionalAttention
 from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.single import attend_one
 from archc_exporters.onnx.sinks import attend_by_column
@@ -25,7 +26,7 @@ QKV = tuple[ir.Value, ir.Value, ir.Value]
 def attend_sloping(ctx: Lowering, node: Node, op: Attention, qkv: QKV, numbers: dict[str, Any]) -> ir.Value:
     """Over a copy of the rows in use: a mask over the capacity would not fit, and kernels read all that they are given."""
     q, keys, values = qkv
-    rows = capacity_rows(ctx, ctx.past(node, "key"))
+    rows = capacity_rows(ctx, keys)
     # A sink is one row more, so that nothing is won by rounding.
     end = ctx.inputs["max_length"] if op.sinks else used_rows(ctx, rows)
 
@@ -68,13 +69,24 @@ def sloping_mask(ctx: Lowering, op: Attention, rows: ir.Value, at: ir.Value) -> 
     return sloping(ctx, op, ctx.op("LessOrEqual", rows, query, dtype=ir.DataType.BOOL), rows, query)
 
 
-def sloping(ctx: Lowering, op: Attention, seen: ir.Value, key: ir.Value, query: ir.Value) -> ir.Value:
+def sloping(
+    ctx: Lowering,
+    op: Attention | BidirectionalAttention,
+    seen: ir.Value,
+    key: ir.Value,
+    query: ir.Value,
+    *,
+    both_sides: bool = False,
+) -> ir.Value:
     """Minus slope times distance where ``seen`` (batch, seq, T), the lowest useful number elsewhere.
 
     Positions are int64, (batch or 1, 1, T) and (batch, seq, 1); products are rounded once, to the model's dtype.
     """
     assert op.slopes is not None
     slopes = ctx.constant(np.array(op.slopes, np.float32).reshape(1, -1, 1, 1))
-    distance = ctx.op("Unsqueeze", ctx.cast(ctx.op("Sub", key, query), ir.DataType.FLOAT), ctx.ints(1))
+    # Of what is seen on both sides a key behind falls like one before.
+    behind = ctx.op("Sub", key, query)
+    behind = ctx.op("Neg", ctx.op("Abs", behind)) if both_sides else behind
+    distance = ctx.op("Unsqueeze", ctx.cast(behind, ir.DataType.FLOAT), ctx.ints(1))
     falls = ctx.cast(ctx.op("Mul", distance, slopes), ctx.dtype)
     return ctx.op("Where", ctx.op("Unsqueeze", seen, ctx.ints(1)), falls, ctx.scalar(lowest(ctx)), dtype=ctx.dtype)

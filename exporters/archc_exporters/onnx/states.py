@@ -28,9 +28,11 @@ def onnx_state_names(graph: Graph) -> dict[str, str]:
     """State name -> name of its cache input, ``past_key_values.{i}.{ending}``; the output says ``present`` instead.
 
     Two states of one ending in a layer keep the sub-layer between (``.cross.key``); a stack's name stays in front of
-    the number, so that an encoder's layer 0 and a decoder's differ.
+    the number where two stacks have any, so that an encoder's layer 0 and a decoder's differ.
     """
     parts = {name: _parts(name) for name in graph.states()}
+    if len({stack[0] if len(stack) > 1 else "" for stack, _, _ in parts.values()}) == 1:
+        parts = {name: (stack[-1:], between, ending) for name, (stack, between, ending) in parts.items()}
     endings = Counter((stack, ending) for stack, _, ending in parts.values())
     sub_layers = Counter((stack, between[:1], ending) for stack, between, ending in parts.values())
     names: dict[str, str] = {}

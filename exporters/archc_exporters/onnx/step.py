@@ -5,16 +5,35 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from archc.errors import GraphError
 from archc.graph.graph import CAPACITY_MULTIPLE
 from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.parts import ENCODER, ENCODER_MASK
 from archc_exporters.onnx.prune import LAST_TOKEN
 
 
 def new_tokens(ctx: Lowering) -> ir.Value:
     """Padded number of new tokens, int64 [1]. From a shape, so it lives on the host and copies nothing."""
-    return ctx.shared(
-        "new tokens", lambda: ctx.op("Shape", ctx.inputs["input_ids"], dtype=ir.DataType.INT64, start=1, end=2)
-    )
+    return ctx.shared("new tokens", lambda: ctx.op("Shape", tokens(ctx), dtype=ir.DataType.INT64, start=1, end=2))
+
+
+def tokens(ctx: Lowering) -> ir.Value:
+    """Something with an entry for each token of the call, (batch, seq) int64: the ids, or the places of what is no text.
+
+    Raises:
+        GraphError: nothing has said how many there are.
+    """
+    ids = next((ctx.inputs[name] for name in ("input_ids", f"{ENCODER}input_ids") if name in ctx.inputs), None)
+    found = ctx.places if ids is None else ids
+    if found is None:
+        raise GraphError(f"{ctx.path}: how many tokens a call has is not known here; no op has counted them")
+    return found
+
+
+def padding(ctx: Lowering) -> ir.Value | None:
+    """1 for a token and 0 for padding, int64 (batch, seq), of a file that sees all tokens at once."""
+    names = ("attention_mask", ENCODER_MASK) if ctx.is_whole else ()
+    return next((ctx.inputs[name] for name in names if name in ctx.inputs), None)
 
 
 def is_many(ctx: Lowering) -> ir.Value:
@@ -92,8 +111,19 @@ def total_length(ctx: Lowering) -> ir.Value:
 
 
 def positions(ctx: Lowering) -> ir.Value:
-    """Position of each new token, padding counted on, int64 (batch, seq)."""
-    return ctx.shared("positions", lambda: ctx.op("Add", past_column(ctx), token_index(ctx)))
+    """Position of each new token, int64 (batch, seq). Behind a past padding counts on; where all is seen at once it does not."""
+
+    def make() -> ir.Value:
+        if not ctx.is_whole:
+            return ctx.op("Add", past_column(ctx), token_index(ctx))
+        mask = padding(ctx)
+        if mask is None:
+            return tokens(ctx)
+        zero, one = (ctx.scalar(number, ir.DataType.INT64) for number in (0, 1))
+        count = ctx.op("CumSum", mask, ctx.scalar(1, ir.DataType.INT64))
+        return ctx.op("Max", ctx.op("Sub", count, one), zero)
+
+    return ctx.shared("positions", make)
 
 
 def valid_tokens(ctx: Lowering) -> ir.Value:
@@ -235,6 +265,24 @@ def used_rows(ctx: Lowering, rows: ir.Value) -> ir.Value:
         return ctx.op("Mul", whole, multiple)
 
     return ctx.shared("used rows", make)
+
+
+def rows_in_use(ctx: Lowering) -> tuple[ir.Value, ir.Value]:
+    """(how many rows of a full cache are in use, rounded up as by ``used_rows``, int64 [1]; 0, 1, … of them, (1, 1, T)).
+
+    Like ``used_rows`` where no cache is at hand, because what needs it is made for many of them.
+    """
+
+    def make() -> tuple[ir.Value, ir.Value]:
+        used = ctx.filled(ctx.inputs["max_length"], 0, ir.DataType.BOOL)
+        count = ctx.op("Shape", used, dtype=ir.DataType.INT64)
+        rest, multiple = (ctx.ints(number) for number in (CAPACITY_MULTIPLE - 1, CAPACITY_MULTIPLE))
+        end = ctx.op("Mul", ctx.op("Div", ctx.op("Add", count, rest), multiple), multiple)
+        zero, one = (ctx.scalar(number, ir.DataType.INT64) for number in (0, 1))
+        rows = ctx.op("Range", zero, ctx.op("Squeeze", end, ctx.ints(0)), one)
+        return end, ctx.op("Unsqueeze", rows, ctx.ints(0, 1))
+
+    return ctx.shared("rows in use", make)
 
 
 def causal_mask(ctx: Lowering, rows: ir.Value, at: ir.Value) -> ir.Value:
