@@ -40,10 +40,14 @@ def test_buffers_are_exactly_what_is_not_trained(shipped):
     assert {name for name, _ in model.named_buffers()} == {n for n, p in graph.params().items() if not p.trainable}
 
 
-def test_saved_names_are_those_of_the_graph_and_the_tied_alias(shipped):
+def test_saved_names_are_those_of_the_graph_and_further_ones_of_its_tied_weights(shipped):
     graph, model = shipped
-    tied = {"lm_head.weight"} - graph.params().keys()
-    assert model.state_dict().keys() == graph.params().keys() | tied
+    weights = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    names = graph.params().keys()
+    assert model.state_dict().keys() == weights.keys() >= names
+    owners = {id(weights[name]) for name in names}
+    assert len(owners) == len(names)
+    assert all(id(weights[name]) in owners for name in weights.keys() - names)
 
 
 def test_weights_on_meta_cost_nothing_and_have_the_declared_dtypes(shipped):
