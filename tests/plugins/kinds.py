@@ -28,6 +28,8 @@ MLA = {
     "v_head_dim": 6,
 }
 
+PATCH = {"hidden_size": 16, "image_size": 12, "patch_size": 4, "num_channels": 2}
+
 EXAMPLES: dict[str, Example] = {
     "mixer.gqa": example(num_heads=4, num_kv_heads=2, head_dim=8, qk_norm="head", qkv_bias=True),
     "mixer.mla": example(**{key: value for key, value in MLA.items() if key != "kind"}, q_lora_rank=10),
@@ -106,12 +108,37 @@ EXAMPLES: dict[str, Example] = {
     "block.parallel": example(shared_norm=True),
     "head.lm": example(bias=True, final_logit_softcapping=3.0),
     "head.none": example(),
+    "head.mlm": Example(
+        {"activation": "gelu"},
+        {
+            "encoder": {},
+            "embedding": {
+                "hidden_size": 16,
+                "embedding_size": 12,
+                "tie_word_embeddings": True,
+                "type_vocab_size": 3,
+                "norm": True,
+            },
+        },
+    ),
+    "head.pooler": Example({}, {"encoder": {}}),
+    "head.classifier": Example({"num_labels": 3, "pool": "mean", "activation": "gelu", "norm": True}, {"encoder": {}}),
     "embedding.token": example(hidden_size=16, tie_word_embeddings=True, scale="sqrt(hidden_size)"),
+    "embedding.patch": Example(PATCH, {"encoder": {}, "tokenizer": "none", "position": "learned"}),
     "cache.full": Example({}, {"mixers": {"mixer": MLA}}),
     "cache.paged": example(block_size=8),
     # Longer than the texts: what it forgets changes results on purpose, and is judged by tests of its own.
     "cache.window": example(window=40, sink_tokens=2),
     "tokenizer.external": example(vocab_size=37),
+    "tokenizer.none": Example(
+        {},
+        {
+            "encoder": {},
+            "embedding": {"kind": "patch", **PATCH},
+            "position": "learned",
+            "head": {"kind": "classifier", "num_labels": 5},
+        },
+    ),
     "tokenizer.bytes": example(),
     "tokenizer.char": example(vocab_size=37),
     "tokenizer.word": example(vocab_size=37),
