@@ -34,10 +34,11 @@ SPECS = (
     "gla",
     "performer",
     "linformer",
+    "t5-base",
 )
 """Specs of the table, in its order."""
 
-FIGURES = ("kimi-linear-48b-a3b",)
+FIGURES = ("kimi-linear-48b-a3b", "t5-base")
 """Specs whose diagrams are files beside the page."""
 
 
@@ -59,8 +60,8 @@ def rows() -> Iterator[str]:
             crossing = [_told(found[form]) if form in found else "" for form in COMPARED]
             steps = [kind.at[length]["decode"] for length in (4096, 131072)]
             intensity = [f"{step.flops_per_byte:,.2f}" if step.flops else "-" for step in steps]
-            label = f"{kind.name} ({spec.mixers[kind.name].kind_name})"
-            yield f"| {' | '.join([name, label, *growth, against, *crossing, *intensity])} |"
+            label = f"{kind.section} {kind.name} ({spec.mixers[kind.name].kind_name})"
+            yield f"| {' | '.join([name, label.strip(), *growth, against, *crossing, *intensity])} |"
 
 
 def _told(length: int | None) -> str:

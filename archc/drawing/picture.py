@@ -47,7 +47,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A mixer or a feed-forward: what it is, how often it is there, what the spec states, what a layer of it holds."""
+    """A mixer or a feed-forward: what it is, how often it is there, what the spec states, what each of them holds."""
 
     name: str
     kind: str
@@ -188,13 +188,13 @@ def _cards(spec: Spec, graphs: Iterable[Graph]) -> dict[str, Card]:
 def _card(
     name: str, family: str, kinds: Mapping[str, Any], bodies: Mapping[Body, int], number: int, dtype: str
 ) -> Card:
-    kind, layers = kinds[name], sum(bodies.values())
+    kind, times = kinds[name], sum(bodies.values())
     sizes = dict.fromkeys(sum(param.elements for param in params_of(body)) for body in bodies)
     each = " or ".join(si(size) for size in sizes)
-    parameters = f"{layers:,} layer{'s' if layers > 1 else ''}, {each} parameters{' each' if layers > 1 else ''}"
+    parameters = f"{times:,} times, {each} parameters each" if times > 1 else f"once, {each} parameters"
     told: dict[str, int] = {}
     for body, count in bodies.items():
         for line in kept(body, dtype):
             told[line] = told.get(line, 0) + count
-    lines = [line if count == layers else f"{line}, in {count:,} layers" for line, count in told.items()]
+    lines = [line if count == times else f"{line}, {count:,} times" for line, count in told.items()]
     return Card(name, kind.kind_name, family, number, each, parameters, tuple(stated(kind)), tuple(lines))

@@ -46,7 +46,7 @@ def test_every_mixer_of_the_specs_has_a_line(growth: ModuleType):
 
 
 def test_every_figure_is_the_one_that_the_command_draws(growth: ModuleType, blocks: Blocks, run: Run, tmp_path: Path):
-    lines = blocks("diagrams.md", "console")
+    lines = [line for block in blocks("diagrams.md", "console") for line in block.splitlines()]
     assert [line.split()[-1] for line in lines] == [growth.figure(name).name for name in growth.FIGURES]
     for line, name in zip(lines, growth.FIGURES, strict=True):
         done = run(line.removeprefix("$ "), tmp_path)

@@ -32,8 +32,9 @@ def test_it_shows_the_folded_pattern_kinds_widths_parameters_and_caches():
         "mixer kda",
         "mixer mla",
         "ffn dense (swiglu)",
-        "20 layers, 39.51 M parameters each",
-        "7 layers, 29.11 M parameters each",
+        "20 times, 39.51 M parameters each",
+        "7 times, 29.11 M parameters each",
+        "once, 63.70 M parameters",
         "num_heads 32 · head_dim 128 · conv_kernel 4",
         # As the estimate has it for all layers: 8,064 B a token in 7 layers of MLA, 43,417,600 B in 20 of KDA.
         "cache 1,152 B a token",
@@ -142,7 +143,7 @@ def test_an_encoder_stands_beside_its_decoder_which_reads_it():
     assert [box.name for box in encoder.below] == ["norm"]
     assert [(box.name, box.count) for box in decoder.below] == [("lm_head", "tied")]
     cards = picture(spec).cards
-    assert cards["self"].kept == ("cache 128 B a token, in 3 layers",)
+    assert cards["self"].kept == ("cache 128 B a token, 3 times",)
     assert cards["to_encoder"].kept == ("cache 128 B a token of the encoder",)
 
 
