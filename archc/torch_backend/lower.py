@@ -15,6 +15,7 @@ from archc.ir.size import SEQ, SOURCE
 from archc.ir.values import Body, Call, Node, Param, State, Value
 from archc.ops.linear import Embedding, Linear
 from archc.torch_backend.context import Context, Function
+from archc.torch_backend.left_out import left_out
 from archc.torch_backend.scopes import ScopeModule, scope_class, source_of
 from archc.torch_backend.step import last_tokens, or_zeros, part_or_none, token_positions, when_given
 
@@ -141,8 +142,8 @@ class _Lowering:
             else:
                 leaf = leaves[item]
                 if isinstance(leaf, Function):
-                    target, given = (when_given, (leaf.target, *args)) if is_left_out else (leaf.target, tuple(args))
-                    result = _function(graph, item.op.op_name, target, given, leaf.keywords)
+                    target = left_out(leaf.target) if is_left_out else leaf.target
+                    result = _function(graph, item.op.op_name, target, tuple(args), leaf.keywords)
                 else:
                     if item.states or item.op.takes_step:
                         args += [step, *(cells[state.name] for state in item.states.values())]
