@@ -59,10 +59,7 @@ EXAMPLES: dict[str, Example] = {
     "mixer.linear": example(num_heads=2, head_dim=8, qkv_bias=True, o_bias=True),
     "mixer.linformer": Example(
         {"num_heads": 2, "head_dim": 8, "projected_length": 5, "qkv_bias": True, "o_bias": True},
-        {
-            "position": "learned",
-            "stack": {"num_layers": 2, "block": "pre_norm", "mixer": "mixer", "ffn": "ffn", "mask": "bidirectional"},
-        },
+        {"position": "learned"},
     ),
     "mixer.performer": example(num_heads=2, head_dim=8, num_features=12, seed=1),
     "mixer.lightning": example(num_heads=2, head_dim=8),
