@@ -18,6 +18,7 @@ from archc.ir.values import Param, TensorType, Value
 from archc.ops.position import TokenIndex
 from archc.spec.kind import Kind
 from archc.spec.schema import LayerPlan, Spec, Stack
+from archc.spec.sharing import owning_layers
 
 
 def expand(spec: Spec) -> Graph:
@@ -124,6 +125,7 @@ def _stack(
     g.sources["positions"] = around.positions
     g.mask, g.padding = around.mask, around.padding
     g.embedded = x
+    g.ids, g.num_ids = (ids if ids.dtype == "int64" else None), around.tokenizer.ids()
     x = embedding.finish(g, around.position.embed(g, x), norm=around.norm)
     plans = spec.schedule(around.section)
     x = _layers(g, spec, around, plans, x)
@@ -135,18 +137,40 @@ def _stack(
 
 def _layers(g: Builder, spec: Spec, around: _Surroundings, plans: Iterable[LayerPlan], x: Value) -> Value:
     mixers = {name: around.fill(mixer) for name, mixer in spec.mixers.items()}
+    readers = {name: owner for name, mixer in mixers.items() if (owner := mixer.shares_of()) is not None}
+    for name, owner in readers.items():
+        # Rows are rounded, and forgotten, as their owner's policy says.
+        mixers[name] = mixers[name].model_copy(update={"cache": mixers[owner].cache})
     plans = tuple(plans)
+    owners = owning_layers(plans, readers)
     g.num_layers = len(plans)
     streams = around.block.enter(g, x)
+    rows: dict[int, tuple[Value, ...]] = {}
     for index, plan in enumerate(plans):
         names = [name for name in (plan.mixer, plan.cross, plan.ffn) if name is not None]
         label = g.prefix.replace(".", " ") + " + ".join(names)
-        key = (around.section, plan)
+        is_owner = index in owners.values()
         found = g.layer(
-            index, _layer, *streams, key=key, label=label, plan=plan, spec=spec, mixers=mixers, around=around
+            index,
+            _layer,
+            *streams,
+            key=(around.section, plan, is_owner),
+            label=label,
+            plan=plan,
+            spec=spec,
+            mixers=mixers,
+            around=around,
+            is_owner=is_owner,
+            **{f"row_{number}": value for number, value in enumerate(rows[owners[index]] if index in owners else ())},
         )
         streams = (found,) if isinstance(found, Value) else tuple(found)
-    forgetful = {name: mixer for name, mixer in mixers.items() if mixer.cache.kept() is not None}
+        if is_owner:
+            assert plan.mixer is not None
+            count = mixers[plan.mixer].shared_values
+            streams, rows[index] = streams[:-count], streams[-count:]
+    forgetful = {
+        name: mixer for name, mixer in mixers.items() if mixer.cache.kept() is not None and name not in readers
+    }
     if forgetful:
         _check_forgetting(g, forgetful)
     return around.block.leave(g, streams)
@@ -168,17 +192,31 @@ def _check_forgetting(g: Builder, mixers: Mapping[str, Mixer]) -> None:
 
 
 def _layer(
-    g: Builder, *streams: Value, plan: LayerPlan, spec: Spec, mixers: Mapping[str, Mixer], around: _Surroundings
+    g: Builder,
+    *streams: Value,
+    plan: LayerPlan,
+    spec: Spec,
+    mixers: Mapping[str, Mixer],
+    around: _Surroundings,
+    is_owner: bool,
+    **rows: Value,
 ) -> Value | tuple[Value, ...]:
+    """A layer: what it hands on, then, of an owner, what later layers read; ``rows`` are what it reads of an earlier one."""
     mixer = mixers[plan.mixer] if plan.mixer is not None else None
     crossing = mixers[plan.cross] if plan.cross is not None else None
     ffn: FFN | None = spec.ffns[plan.ffn] if plan.ffn is not None else None
     block: Block = mixer.block if mixer is not None else around.block
     if block.keeps_streams != around.block.keeps_streams:
         raise GraphError(f"{g.path}: {block.kind_name} can't stand between layers of {around.block.kind_name}")
+    shared: list[Value] = []
 
     def place_mixer(value: Value) -> Value:
         assert mixer is not None
+        if is_owner:
+            value, *shared[:] = ruled(mixer, "mixer", plan.mixer, mixer.share, value)
+            return value
+        if rows:
+            return ruled(mixer, "mixer", plan.mixer, mixer.read, value, *rows.values())
         return ruled(mixer, "mixer", plan.mixer, mixer.define, value)
 
     def place_cross(value: Value) -> Value:
@@ -186,7 +224,7 @@ def _layer(
         assert g.memory is not None, "a decoder stands behind its encoder"
         return ruled(crossing, "cross", plan.cross, crossing.cross, value, g.memory)
 
-    def ruled(kind: Mixer, scope: str, name: str | None, define: Any, *values: Value) -> Value:
+    def ruled(kind: Mixer, scope: str, name: str | None, define: Any, *values: Value) -> Any:
         policy: CachePolicy = kind.cache
         before = g.cache_dtype, g.state_dtype, g.kept, g.norm
         g.cache_dtype, g.state_dtype, g.kept, g.norm = policy.kv_dtype(), policy.state_dtype, policy.kept(), place_norm
@@ -217,8 +255,9 @@ def _layer(
     if crossing is not None:
         branches["cross"] = place_cross
     if block.keeps_streams:
-        return block.layer(g, streams, **branches)
-    return block.define(g, streams[0], **branches)
+        return (*block.layer(g, streams, **branches), *shared)
+    x = block.define(g, streams[0], **branches)
+    return (x, *shared) if shared else x
 
 
 def _mtp(spec: Spec) -> Graph:
@@ -229,6 +268,7 @@ def _mtp(spec: Spec) -> Graph:
     assert spec.mtp is not None
     g = Builder(max_position_embeddings=spec.max_position_embeddings)
     around = _Surroundings(spec, "mtp", spec.mtp)
+    g.ids, g.num_ids = g.sources["input_ids"], around.tokenizer.ids()
     width: int = spec.embedding.hidden_size
     kind = TensorType((BATCH, SEQ, width))
     hidden, embedded = g.add_input("hidden_states", kind), g.add_input("input_embeddings", kind)

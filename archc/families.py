@@ -13,6 +13,7 @@ from archc.ir.size import BATCH, Dim
 from archc.ir.values import MODEL_DTYPE, Param, TensorType, Value
 from archc.ops.elementwise import Activation, GatedActivation
 from archc.ops.moe import Route
+from archc.ops.rotary import Turn
 from archc.spec.kind import Kind
 from archc.spec.slots import Slot
 from archc.spec.values import Dtype
@@ -66,6 +67,10 @@ class Position(Kind):
     ) -> Value:
         """Queries or keys (batch, seq, heads x head_dim), turned; ``dim`` channels from ``offset`` where a mixer says which."""
         return x
+
+    def turn(self, g: Builder, dim: int) -> Turn | None:
+        """How ``dim`` channels turn, for mixers that turn rows of other positions, or back; None where nothing turns."""
+        return None
 
     def scores(self, g: Builder, *, num_heads: int) -> Value | None:
         """Numbers that are added to scores, (batch, heads, seq, keys); None where there are none.
@@ -188,6 +193,17 @@ class Mixer(Kind):
     keeps_rows: ClassVar[bool] = True
     """Whether it keeps a row a token; False where it keeps a state of fixed size only."""
 
+    shared_values: ClassVar[int] = 0
+    """Values that later layers can read of it, keys and values 2; where there are any, it has ``share`` and ``read``."""
+
+    def shares_of(self) -> str | None:
+        """Name of the mixer of whose nearest earlier layer it reads keys and values; None where it has its own."""
+        return None
+
+    def shared_misfit(self, owner: Any) -> str:
+        """Why it can't read what ``owner``, another mixer of its class, keeps, as "reads …"; empty where it can."""
+        return ""
+
     def forgetting_objection(self, newest: int, first: int) -> str:
         """Why a cache of so many newest and first tokens doesn't fit, as "which ..."; empty where it does."""
         return ""
@@ -195,6 +211,14 @@ class Mixer(Kind):
     @abstractmethod
     def define(self, g: Builder, x: Value) -> Value:
         """``x``: (batch, seq, hidden_size) -> same shape."""
+
+    def share(self, g: Builder, x: Value) -> tuple[Value, ...]:
+        """What ``define`` gives, then the ``shared_values`` that later layers ``read``."""
+        raise AssertionError(f"{type(self).__name__} says that others can read it, so it must say what")
+
+    def read(self, g: Builder, x: Value, *rows: Value) -> Value:
+        """``x``: (batch, seq, hidden_size) -> same shape, with the ``rows`` that an earlier layer shares instead of its own."""
+        raise AssertionError(f"{type(self).__name__} says that it can read others, so it must say how")
 
     def cross(self, g: Builder, x: Value, memory: Value) -> Value:
         """``x``: (batch, seq, hidden_size) -> same shape, reading ``memory``, the encoder's (batch, source, its width)."""
@@ -220,9 +244,13 @@ class Router(Kind):
 
     family: ClassVar[str] = "router"
 
-    @abstractmethod
     def route(self, num_experts: int, top_k: int) -> Route:
         """The op for so many experts."""
+        raise AssertionError(f"{type(self).__name__} must say its op (route), or how it chooses without one (choose)")
+
+    def choose(self, g: Builder, x: Value, num_experts: int, top_k: int) -> tuple[Value, Value]:
+        """(indices, weights) of the experts of each token of x, (batch, seq, top_k), placed under the name ``router``."""
+        return g.route("router", x, self.route(num_experts, top_k))
 
     def misfits(self, num_experts: int, top_k: int) -> Iterator[tuple[str, str]]:
         """(field, message) of what does not fit a mixture of so many experts."""

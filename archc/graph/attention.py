@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from archc.errors import GraphError
 from archc.graph.builder import Tracer
 from archc.ir.values import MODEL_DTYPE, Value
 from archc.ops.attention import Attention, LatentAttention
 from archc.ops.masked_attention import BidirectionalAttention, CrossAttention
+from archc.ops.shared_attention import SharedAttention
 
 
 class AttentionVocabulary(Tracer):
@@ -22,7 +24,8 @@ class AttentionVocabulary(Tracer):
     ``mask`` is what a token of the open stack sees: causal, bidirectional or prefix. ``padding`` is the model's input
     (batch, seq) that is 1 for tokens and 0 for padding, where the open stack is bidirectional and may be padded;
     ``prefix_length`` the input (batch,) of a stack with a prefix. ``memory`` is the encoder's output
-    (batch, source, width) while a decoder is open, ``memory_padding`` its padding; ``embedded`` are the embedded tokens.
+    (batch, source, width) while a decoder is open, ``memory_padding`` its padding; ``embedded`` are the embedded tokens, ``ids``
+    (batch, seq) those of the open stack where it reads ids, each below ``num_ids``.
     """
 
     def __init__(self, *, max_position_embeddings: int | None = None, has_tokens: bool = True) -> None:
@@ -39,6 +42,8 @@ class AttentionVocabulary(Tracer):
         self.memory: Value | None = None
         self.memory_padding: Value | None = None
         self.embedded: Value | None = None
+        self.ids: Value | None = None
+        self.num_ids = 0
 
     def _no_norm(self, name: str, x: Value) -> Value:
         raise GraphError(f"{self.path}: {name}: no norm rules here")
@@ -83,16 +88,70 @@ class AttentionVocabulary(Tracer):
                 slopes=slopes,
                 bias=bias,
             )
+        return self._causal(
+            Attention,
+            name,
+            (q, k, v),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            scale=scale,
+            window=window,
+            chunk=chunk,
+            sinks=sinks,
+            soft_cap=soft_cap,
+            slopes=slopes,
+            bias=bias,
+        )[0]
+
+    def attention_and_rows(
+        self, name: str, q: Value, k: Value, v: Value, **keywords: Any
+    ) -> tuple[Value, Value, Value]:
+        """(``attention``, the keys, the values that its tokens attend to, for ``shared_attention`` of later layers).
+
+        Raises:
+            GraphError: a bidirectional stack keeps no rows.
+        """
+        o, keys, values = self._causal(Attention, name, (q, k, v), shares=True, **keywords)
+        return o, keys, values
+
+    def shared_attention(self, name: str, q: Value, keys: Value, values: Value, **keywords: Any) -> Value:
+        """``attention``, with its keywords, over the rows of an earlier layer's ``attention_and_rows``; it keeps nothing.
+
+        Raises:
+            GraphError: the rows are not what this attention sees.
+        """
+        return self._causal(SharedAttention, name, (q, keys, values), **keywords)[0]
+
+    def _causal(
+        self,
+        form: type[Attention],
+        name: str,
+        qkv: tuple[Value, Value, Value],
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        scale: float,
+        window: int | None,
+        chunk: int | None,
+        sinks: bool,
+        soft_cap: float | None,
+        slopes: Sequence[float] | None,
+        bias: Value | None,
+        shares: bool = False,
+    ) -> tuple[Value, ...]:
+        if self.mask == "bidirectional":
+            raise GraphError(f"{self.path}: {name}: a bidirectional stack keeps no keys and values to share")
         window, sink_tokens = self._reach(name, window, chunk)
         prefix = self.prefix_length if self.mask == "prefix" and bias is None else None
         if (prefix is not None or bias is not None) and (window is not None or chunk is not None):
             what = "a prefix" if bias is None else "a bias on the scores"
             raise GraphError(f"{self.path}: {name}: {what} needs the rows of all tokens, a window forgets some")
-        op = Attention(
+        heads = 1 if issubclass(form, SharedAttention) else num_kv_heads
+        op = form(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
-            key_dim=k.width // num_kv_heads,
-            value_dim=v.width // num_kv_heads,
+            key_dim=qkv[1].width // heads,
+            value_dim=qkv[2].width // heads,
             scale=scale,
             window=window,
             sink_tokens=sink_tokens,
@@ -102,10 +161,11 @@ class AttentionVocabulary(Tracer):
             slopes=None if slopes is None else tuple(slopes),
             has_prefix=prefix is not None,
             has_bias=bias is not None,
+            shares=shares,
             cache_dtype=self.cache_dtype,
         )
         further = (value for value in (prefix, bias) if value is not None)
-        return self.emit(op, (q, k, v, *further), name=name)[0]
+        return self.emit(op, (*qkv, *further), name=name)
 
     def _bidirectional(
         self,

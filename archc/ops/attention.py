@@ -55,6 +55,8 @@ class Attention(Op):
     of distance, after the scale and the soft cap (ALiBi). ``has_prefix``: a fourth input (batch,) int64 says how many first
     tokens see each other; they belong into one call. ``has_bias``: a fourth input (batch or 1, heads, seq, keys) is added to the
     scores, minus infinity where a token sees nothing. Pairs of a prefix are counted as causal ones, the least they are.
+    ``shares``: two more outputs, the keys and values that new tokens attend to, (batch, kv_heads, rows, width), for
+    ``SharedAttention`` of later layers. A ring gives its rows and the new ones; to a single token only what it holds then.
     """
 
     op_name = "attention"
@@ -71,6 +73,7 @@ class Attention(Op):
     slopes: tuple[float, ...] | None = None
     has_prefix: bool = False
     has_bias: bool = False
+    shares: bool = False
     cache_dtype: str = MODEL_DTYPE
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -84,7 +87,17 @@ class Attention(Op):
             raise GraphError(
                 f"attention: {self.num_heads} heads are no multiple of {self.num_kv_heads} key-value heads"
             )
-        return (q.with_width(self.num_heads * self.value_dim, "heads"),)
+        out = q.with_width(self.num_heads * self.value_dim, "heads")
+        return (out, *self.shared_rows(q.dtype)) if self.shares else (out,)
+
+    def shared_rows(self, dtype: str) -> tuple[TensorType, TensorType]:
+        """Types of the keys and values that new tokens attend to, as many rows as several tokens read."""
+        reach = self.ring_rows()
+        rows: Dim = TOTAL if reach is None else minimum(PAST, reach) + SEQ
+        key, value = (
+            TensorType((BATCH, self.num_kv_heads, rows, dim), dtype) for dim in (self.key_dim, self.value_dim)
+        )
+        return key, value
 
     def ring_rows(self) -> int | None:
         """Rows of the cache that no text exceeds: sink tokens and window, or a chunk; None where it grows."""

@@ -31,11 +31,11 @@ def check_caches(spec: Mapping[str, Any], stacks: Mapping[str, Mapping[str, Any]
     mixers = spec.get("mixers")
     if not is_mapping(mixers):
         return
-    policies = {path: made for path, value in _stated(spec, stacks, mixers) if (made := _made(_POLICY, value))}
+    policies = {path: made for path, value in _stated(spec, stacks, mixers) if (made := kind_of(_POLICY, value))}
     policies = {path: made for path, made in policies.items() if getattr(made[0], "rules_rows", False)}
     if not policies:
         return
-    known = {name: made for name, value in mixers.items() if (made := _made(_MIXER, value))}
+    known = {name: made for name, value in mixers.items() if (made := kind_of(_MIXER, value))}
     for path, policy in policies.items():
         misfits = {name: why for name, mixer in known.items() if (why := _objection(policy, mixer))}
         ruled = _ruled(path, spec, stacks, mixers)
@@ -78,7 +78,8 @@ def _own_cache(mixer: Any) -> Any:
     return mixer.get("cache") if is_mapping(mixer) else getattr(mixer, "cache", None)
 
 
-def _made(slot: Slot, value: Any) -> Made | None:
+def kind_of(slot: Slot, value: Any) -> Made | None:
+    """What stands in a slot, as far as it can be told; None where not even its class can."""
     if isinstance(value, Kind):
         return type(value), value
     try:

@@ -16,6 +16,7 @@ from archc.spec.patterns import MAX_LAYERS, joined
 from archc.spec.positions import check_positions
 from archc.spec.schedule import Found, LayerPlan, Names, check_names, check_stack, plans
 from archc.spec.sections import DEFAULT_MASKS, STACKS, check_sections
+from archc.spec.sharing import check_sharing
 from archc.spec.slots import Slot
 from archc.spec.tables import check_table
 from archc.spec.values import TYPE_NAME, Dtype
@@ -182,6 +183,7 @@ def check_layers(spec: Mapping[str, Any]) -> Iterator[Found]:
     yield from check_sections(spec, stacks)
     yield from check_caches(spec, stacks)
     yield from check_positions(spec, stacks)
+    yield from check_sharing(spec, stacks, names)
     yield from check_table(spec)
 
 

@@ -40,35 +40,64 @@ class Attention(nn.Module):
         self.key_dim, self.value_dim, self.scale = op.key_dim, op.value_dim, op.scale
         self.window, self.sink_tokens, self.chunk, self.soft_cap = op.window, op.sink_tokens, op.chunk, op.soft_cap
         self.ring_rows, self.slopes = op.ring_rows(), op.slopes
-        self.has_prefix, self.has_bias = op.has_prefix, op.has_bias
+        self.has_prefix, self.has_bias, self.shares = op.has_prefix, op.has_bias, op.shares
         self.kernel = kernel
         self.register_parameter("sinks", None)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | Step | None) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | Step | None
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """``rest`` are the length of the prefix or the bias, where the op has one, the step, and the caches of key and value."""
+        further, step, key, value = self._told(rest)
+        q, k, v = to_heads(q, self.key_dim), to_heads(k, self.key_dim), to_heads(v, self.value_dim)
+        if key is None or value is None:
+            keys, values, step = k, v, None
+        else:
+            assert step is not None, "a cache needs a step"
+            keys, values = self._cached(k, key, step), self._cached(v, value, step)
+        o = from_heads(self.attend(q, keys, values, step, further))
+        return (o, keys, values) if self.shares else o
+
+    def _told(
+        self, rest: tuple[Tensor | Step | None, ...]
+    ) -> tuple[Tensor | None, Step | None, Tensor | None, Tensor | None]:
         rest = (*rest, None, None, None, None)
         further, step, key, value = rest[:4] if self.has_prefix or self.has_bias else (None, *rest[:3])
         assert not isinstance(further, Step)
         assert not isinstance(key, Step)
         assert not isinstance(value, Step)
-        q, k, v = to_heads(q, self.key_dim), to_heads(k, self.key_dim), to_heads(v, self.value_dim)
-        if key is None or value is None:
-            return from_heads(self._attend_new(q, k, v, further))
-        assert isinstance(step, Step), "a cache needs a step"
+        assert not isinstance(step, Tensor)
+        return further, step, key, value
+
+    def _cached(self, new: Tensor, cache: Tensor, step: Step) -> Tensor:
+        """Write new rows (B, K, S, width), and give those that their tokens attend to."""
+        seq = new.shape[2]
         if self.ring_rows is None:
-            write_rows(key, k, step)
-            write_rows(value, v, step)
-            if step.past == 0:
-                return from_heads(self._attend_new(q, k, v, further))
-            total = step.past + q.shape[2]
-            keys, values = key[:, :, :total].to(q.dtype), value[:, :, :total].to(q.dtype)
-            if self.has_bias:
-                return from_heads(self._call(q, keys, values, further))
-            mask, positions = None, torch.arange(total, device=q.device).unsqueeze(0)
-            if q.shape[2] > 1 or not step.uniform:
-                mask = self._with_prefix(visible(step.positions, positions), further)
-            return from_heads(self._call(q, keys, values, self._sloped(mask, step.positions, positions, q.dtype)))
-        return from_heads(self._attend_ring(q, k, v, step, key, value))
+            write_rows(cache, new, step)
+            return new if step.past == 0 else cache[:, :, : step.past + seq].to(new.dtype)
+        if step.past > 0 and not (step.uniform and seq == 1):
+            rows = torch.cat((cache[:, :, : min(step.past, cache.shape[2])].to(new.dtype), new), 2)
+            write_ring(cache, new, step, self.sink_tokens)
+            return rows
+        write_ring(cache, new, step, self.sink_tokens)
+        if step.past == 0:
+            return new
+        # The new row took the slot of the one that just left the window.
+        held = min(step.past + 1, self.ring_rows) if self.chunk is None else step.past % self.ring_rows + 1
+        return cache[:, :, :held].to(new.dtype)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, step: Step | None, further: Tensor | None) -> Tensor:
+        """Queries (B, N, S, H) over the rows that ``forward`` gave for them: (B, N, S, V)."""
+        if step is None or step.past == 0:
+            return self._attend_new(q, keys, values, further)
+        if self.ring_rows is not None:
+            return self._attend_ring(q, keys, values, step)
+        if self.has_bias:
+            return self._call(q, keys, values, further)
+        mask, positions = None, torch.arange(step.past + q.shape[2], device=q.device).unsqueeze(0)
+        if q.shape[2] > 1 or not step.uniform:
+            mask = self._with_prefix(visible(step.positions, positions), further)
+        return self._call(q, keys, values, self._sloped(mask, step.positions, positions, q.dtype))
 
     def _with_prefix(self, seen: Tensor, length_B: Tensor | None) -> Tensor:
         """What is seen of keys 0, 1, 2, …, and the first ``length`` of them, (B or 1, 1, S, T)."""
@@ -99,29 +128,17 @@ class Attention(nn.Module):
         assert mask is not None
         return mask
 
-    def _attend_ring(self, q: Tensor, k: Tensor, v: Tensor, step: Step, key: Tensor, value: Tensor) -> Tensor:
-        rows, seq = key.shape[2], q.shape[2]
-        if step.past == 0:
-            write_ring(key, k, step, self.sink_tokens)
-            write_ring(value, v, step, self.sink_tokens)
-            return self._attend_new(q, k, v)
-        if step.uniform and seq == 1:
-            # The new row takes the slot of the one that just left the window; which slot holds which token matters to
-            # slopes only.
-            write_ring(key, k, step, self.sink_tokens)
-            write_ring(value, v, step, self.sink_tokens)
-            held = min(step.past + 1, rows) if self.chunk is None else step.past % rows + 1
+    def _attend_ring(self, q: Tensor, keys: Tensor, values: Tensor, step: Step) -> Tensor:
+        rows = self.ring_rows
+        assert rows is not None
+        if step.uniform and q.shape[2] == 1:
+            # All rows are seen; which slot holds which token matters to slopes only.
             mask = None
             if self.slopes is not None:
-                slots = ring_positions(step.positions + 1, rows, self.sink_tokens)[:, :held]
+                slots = ring_positions(step.positions + 1, rows, self.sink_tokens)[:, : keys.shape[2]]
                 mask = self._sloped(None, step.positions, slots, q.dtype)
-            return self._call(q, key[:, :, :held].to(q.dtype), value[:, :, :held].to(q.dtype), mask)
-        held = min(step.past, rows)
-        before = ring_positions(step.positions[:, :1], rows, self.sink_tokens)[:, :held]
-        keys = torch.cat((key[:, :, :held].to(k.dtype), k), 2)
-        values = torch.cat((value[:, :, :held].to(v.dtype), v), 2)
-        write_ring(key, k, step, self.sink_tokens)
-        write_ring(value, v, step, self.sink_tokens)
+            return self._call(q, keys, values, mask)
+        before = ring_positions(step.positions[:, :1], rows, self.sink_tokens)[:, : min(step.past, rows)]
         positions = torch.cat((before, step.positions), 1)
         mask = self._visible(step.positions, positions)
         return self._call(q, keys, values, self._sloped(mask, step.positions, positions, q.dtype))
@@ -143,6 +160,15 @@ class Attention(nn.Module):
         reach += f", sink_tokens={self.sink_tokens}" if self.sink_tokens else ""
         reach += "" if self.slopes is None else ", slopes"
         return f"key_dim={self.key_dim}, value_dim={self.value_dim}, scale={self.scale:.6g}{reach}"
+
+
+class SharedAttention(Attention):
+    """The same over the rows of an earlier layer's, (B, K, T, H) and (B, K, T, V), which that one has written."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | Step | None) -> Tensor:
+        """``rest`` are the length of the prefix or the bias, where the op has one, and the step."""
+        further, step, _, _ = self._told(rest)
+        return from_heads(self.attend(to_heads(q, self.key_dim), k, v, step, further))
 
 
 class LatentAttention(nn.Module):
@@ -231,10 +257,17 @@ class LatentAttention(nn.Module):
 
 
 def attention(node: Node, context: Context) -> nn.Module:
+    return _attention(Attention, node, context)
+
+
+def shared_attention(node: Node, context: Context) -> nn.Module:
+    return _attention(SharedAttention, node, context)
+
+
+def _attention(cls: type[Attention], node: Node, context: Context) -> nn.Module:
     op = node.op
     assert isinstance(op, ops.Attention)
-    kernel = attend if context.twin is None else twin_of(context.twin)
-    module = Attention(op, kernel)
+    module = cls(op, attend if context.twin is None else twin_of(context.twin))
     if op.sinks:
         context.register(module, node.params["sinks"], "sinks")
     return module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -29,6 +29,7 @@ class GQA(Mixer):
 
     masks: ClassVar[tuple[str, ...]] = ("causal", "bidirectional", "prefix")
     can_cross: ClassVar[bool] = True
+    shared_values: ClassVar[int] = 2
 
     num_heads: PositiveInt
     """Query heads."""
@@ -59,6 +60,9 @@ class GQA(Mixer):
     """The output is multiplied by sigmoid(W x) (Qwen3-Next)."""
     query_temperature: QueryTemperature | None = None
     """Queries grow with the logarithm of their position (Llama 4)."""
+    kv_from: str | None = None
+    """Mixer of whose nearest earlier layer it reads keys and values; it owns none (YOCO, arXiv 2405.05254; CLA, arXiv
+    2405.12981). Default: none."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.num_heads % self.num_kv_heads:
@@ -74,35 +78,60 @@ class GQA(Mixer):
             return f"which sees no more than its own window of {own} tokens"
         return ""
 
+    def shares_of(self) -> str | None:
+        return self.kv_from
+
+    def shared_misfit(self, owner: Any) -> str:
+        for name in ("num_kv_heads", "head_dim", "sliding_window", "attention_chunk_size"):
+            mine, theirs = getattr(self, name), getattr(owner, name)
+            if mine != theirs:
+                return f"reads keys and values made with {name} {_text(theirs)} (found {_text(mine)})"
+        return ""
+
     def define(self, g: Builder, x: Value) -> Value:
-        q, k, v = self._projected(g, x, x)
-        q, k = (self.position.rotate(g, t, head_dim=self.head_dim) for t in (q, k))
+        q, k, v = self._turned(g, *self._projected(g, x, x))
+        return self._out(g, x, g.attention("attention", q, k, v, **self._attending(g, x)))
+
+    def share(self, g: Builder, x: Value) -> tuple[Value, ...]:
+        q, k, v = self._turned(g, *self._projected(g, x, x))
+        o, keys, values = g.attention_and_rows("attention", q, k, v, **self._attending(g, x))
+        return self._out(g, x, o), keys, values
+
+    def read(self, g: Builder, x: Value, *rows: Value) -> Value:
+        (q,) = self._turned(g, self._queries(g, x))
+        return self._out(g, x, g.shared_attention("attention", q, *rows, **self._attending(g, x)))
+
+    def _turned(self, g: Builder, *qkv: Value) -> tuple[Value, ...]:
+        """Queries, and keys where there are any, as they meet; values as they are."""
+        pair = tuple(self.position.rotate(g, t, head_dim=self.head_dim) for t in qkv[:2])
         if self.qk_norm == "unit":
-            q, k = (g.rms_norm("", t, eps=self.norm.epsilon(), head_dim=self.head_dim, weight=False) for t in (q, k))
+            pair = tuple(self._unit(g, t) for t in pair)
+        q, *rest = pair
         if self.query_temperature is not None:
             q = g.query_temperature(q, scale=self.query_temperature.scale, floor=self.query_temperature.floor)
+        return (q, *rest, *qkv[2:])
+
+    def _unit(self, g: Builder, x: Value) -> Value:
+        return g.rms_norm("", x, eps=self.norm.epsilon(), head_dim=self.head_dim, weight=False)
+
+    def _attending(self, g: Builder, x: Value) -> dict[str, Any]:
         scale = self._scale(g, x.width)
-        o = g.attention(
-            "attention",
-            q,
-            k,
-            v,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            scale=scale,
-            window=self.sliding_window,
-            chunk=self.attention_chunk_size,
-            sinks=self.sink_logits,
-            soft_cap=self.attn_logit_softcapping,
-            slopes=self.position.bias(g, num_heads=self.num_heads, scale=scale),
-            bias=self.position.scores(g, num_heads=self.num_heads),
-        )
-        return self._out(g, x, o)
+        return {
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "scale": scale,
+            "window": self.sliding_window,
+            "chunk": self.attention_chunk_size,
+            "sinks": self.sink_logits,
+            "soft_cap": self.attn_logit_softcapping,
+            "slopes": self.position.bias(g, num_heads=self.num_heads, scale=scale),
+            "bias": self.position.scores(g, num_heads=self.num_heads),
+        }
 
     def cross(self, g: Builder, x: Value, memory: Value) -> Value:
         q, k, v = self._projected(g, x, memory)
         if self.qk_norm == "unit":
-            q, k = (g.rms_norm("", t, eps=self.norm.epsilon(), head_dim=self.head_dim, weight=False) for t in (q, k))
+            q, k = (self._unit(g, t) for t in (q, k))
         only_self = ("sliding_window", "attention_chunk_size", "sink_logits", "query_temperature")
         if stated := [name for name in only_self if getattr(self, name)]:
             raise GraphError(
@@ -122,18 +151,26 @@ class GQA(Mixer):
 
     def _projected(self, g: Builder, x: Value, read: Value) -> tuple[Value, Value, Value]:
         """Queries of x, keys and values of what is read, normed where they are before they turn."""
-        kv_width, bias = self.num_kv_heads * self.head_dim, self.qkv_bias
-        q = g.linear("q_proj", x, self.num_heads * self.head_dim, bias=bias, axis="heads")
-        k, v = (g.linear(f"{n}_proj", read, kv_width, bias=bias, axis="kv_heads") for n in "kv")
-        if self.qk_norm in ("head", "width"):
-            head_dim, plain = self.head_dim if self.qk_norm == "head" else None, q
-            q = self.norm.define(g, "q_norm", q, head_dim=head_dim)
-            k = self.norm.define(g, "k_norm", k, head_dim=head_dim)
-            if q is plain:
-                raise GraphError(
-                    f"qk_norm {self.qk_norm} norms nothing: the norm is {self.norm.kind_name}; state the mixer's"
-                )
-        return q, k, v
+        q, kv_width = self._plain_queries(g, x), self.num_kv_heads * self.head_dim
+        k, v = (g.linear(f"{n}_proj", read, kv_width, bias=self.qkv_bias, axis="kv_heads") for n in "kv")
+        return self._normed(g, "q_norm", q), self._normed(g, "k_norm", k), v
+
+    def _queries(self, g: Builder, x: Value) -> Value:
+        """Queries of x, normed where they are before they turn."""
+        return self._normed(g, "q_norm", self._plain_queries(g, x))
+
+    def _plain_queries(self, g: Builder, x: Value) -> Value:
+        return g.linear("q_proj", x, self.num_heads * self.head_dim, bias=self.qkv_bias, axis="heads")
+
+    def _normed(self, g: Builder, name: str, x: Value) -> Value:
+        if self.qk_norm not in ("head", "width"):
+            return x
+        y = self.norm.define(g, name, x, head_dim=self.head_dim if self.qk_norm == "head" else None)
+        if y is x:
+            raise GraphError(
+                f"qk_norm {self.qk_norm} norms nothing: the norm is {self.norm.kind_name}; state the mixer's"
+            )
+        return y
 
     def _out(self, g: Builder, x: Value, o: Value) -> Value:
         if self.output_gate:
@@ -144,3 +181,7 @@ class GQA(Mixer):
         names = {**self.numbers(), "hidden_size": hidden_size}
         scale = self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale.resolve(names)
         return scale / (g.layer_index + 1) if self.scale_attn_by_inverse_layer_idx else scale
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else str(value)
