@@ -40,7 +40,8 @@ def crossing(kind: Dim, full: Dim) -> int | None:
 def _last_loss_at_the_end(gain: Size, start: int, degree: int, period: int) -> int | None:
     """The last n >= start at which nothing is gained, 0 where there is none, None where there is no last one."""
     last = 0
-    for first in range(start, start + period):
+    # From the last residue down, since the loss that one of them ends with is behind that of most others.
+    for first in reversed(range(start, start + period)):
         path = _Path(gain, first, period, degree)
         ahead = 0 if last < first else (last - first) // period + 1
         if path.gains_for_good(ahead):
