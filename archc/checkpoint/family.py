@@ -25,6 +25,8 @@ class Checkpoint(ABC):
     """Tensors of published files that hold no weight."""
     optional_prefix: ClassVar[str] = ""
     """Beginning of their names that some files leave out."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Name -> the tensor of the rules that it repeats, in files that hold a tied one more than once."""
     other_namings: ClassVar[Sequence[Naming]] = ()
     """How else files write the rules' names, as pairs of beginnings: ``(("model.", "model.language_model."),)``."""
 
@@ -38,6 +40,10 @@ class Checkpoint(ABC):
     def drops(self, config: Mapping[str, Any]) -> Sequence[Dropped]:
         """Tensors that are left out without asking: ``dropped``, and those whose names depend on the configuration."""
         return self.dropped
+
+    def untied(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration of a file whose head is not the embedding, whatever it says of that itself."""
+        return {**config, "tie_word_embeddings": False}
 
     def dtype(self, config: Config) -> str:
         """dtype of the weights, by torch's name."""

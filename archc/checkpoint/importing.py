@@ -22,7 +22,9 @@ from archc.spec.schema import Spec
 
 _WIDTH = 120
 _MOST_LAYERS = 10_000
-_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
+_LIKE_THE_ENCODER = "num_decoder_layers"
+"""A depth that may be null."""
 _NO_DEPTH = f"is no number of layers from 1 to {_MOST_LAYERS:,}"
 
 
@@ -79,7 +81,7 @@ def import_data(
     """As ``import_config``, from the mapping itself; ``ids`` of the rows stand for something."""
     model_type = str(data.get("model_type"))
     checkpoint = family_of(model_type, source)
-    config = Config({**data, "tie_word_embeddings": False} if untied else data, defaults=checkpoint.defaults)
+    config = Config(checkpoint.untied(data) if untied else data, defaults=checkpoint.defaults)
     stated = checkpoint.dtype(config)
     account = config.accounts.get("dtype")
     if dtype is not None and account is not None and account.verdict == "default":
@@ -110,7 +112,7 @@ def import_data(
 def _body(checkpoint: Checkpoint, config: Config, source: str) -> dict[str, Any]:
     """The family's reading. What is missing or no number makes arithmetic fail, which is no defect of the family."""
     for key, value in config.data.items():
-        if key in _DEPTHS and not _is_depth(value):
+        if key in _DEPTHS and not _is_depth(value) and not (key == _LIKE_THE_ENCODER and value is None):
             config.refuse(key, _NO_DEPTH)
         elif isinstance(value, Mapping):
             deep = [inner for inner in _DEPTHS if inner in value and not _is_depth(value[inner])]
@@ -171,7 +173,7 @@ def _lines(tree: Mapping[str, Any], depth: int) -> list[str]:
     indent = "  " * depth
     for key, value in tree.items():
         line = f"{indent}{key}: {flow(value)}"
-        is_table = depth == 0 and key in ("mixers", "ffns", "stack")
+        is_table = depth == 0 and key in ("mixers", "ffns", "stack", "encoder", "decoder")
         if isinstance(value, Mapping) and value and (is_table or len(line) > _WIDTH):
             lines += [f"{indent}{key}:", *_lines(value, depth + 1)]
         else:

@@ -104,7 +104,12 @@ def checked(stored: Stored, model: Model, *, allow_unused: Sequence[str] = ()) -
     family = model.checkpoint
     layout, found, naming = _fitting(model, stored)
     pair = _head_of(model, stored, layout, naming)
-    copies = {pair[0]: pair[1]} if pair is not None and are_equal(*pair, stored) else {}
+    pairs = [(renamed(alias, naming), renamed(of, naming)) for alias, of in family.aliases.items()]
+    copies = {
+        alias: of
+        for alias, of in (*pairs, *([] if pair is None else [pair]))
+        if alias != of and {alias, of} <= stored.homes.keys() and are_equal(alias, of, stored)
+    }
     matched = match(
         found,
         stored.shapes,
@@ -121,7 +126,12 @@ def checked(stored: Stored, model: Model, *, allow_unused: Sequence[str] = ()) -
         hints.append(_dequantise(quantised or {}))
     if any(part.ours == (HEAD,) and matched.names[part.theirs] not in stored.shapes for part in found.parts):
         hints.append(f"the model's head is not tied to the embedding ({_FLAG}), and the checkpoint has none")
-    if pair is not None and not copies:
+    hints += [
+        f"{alias} differs from {of}, and is one with it in this family"
+        for alias, of in pairs
+        if alias != of and {alias, of} <= stored.homes.keys() and alias not in copies
+    ]
+    if pair is not None and pair[0] not in copies:
         hints.append(f"{pair[0]} differs from {pair[1]}, so the head is not tied: import the folder, not its {_FLAG}")
     raise_all(stored.folder, [*matched.problems, *strange], hints)
     return Checked(found, layout, matched, dtypes, copies)
