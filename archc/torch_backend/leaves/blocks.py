@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -61,16 +61,17 @@ def taken_rows(cache_BNTH: Tensor, row_BNR: Tensor) -> Tensor:
     return cache_BNTH.gather(2, row_BNR.unsqueeze(-1).expand(-1, -1, -1, cache_BNTH.shape[-1]))
 
 
-def slabs(seq: int, elements_a_token: int) -> Iterator[slice]:
-    """The new tokens in slices whose scores and masks together are at most ``SLAB_ELEMENTS``."""
-    size = max(1, SLAB_ELEMENTS // max(1, elements_a_token))
-    return (slice(start, min(start + size, seq)) for start in range(0, seq, size))
-
-
 def in_slabs(seq: int, elements_a_token: int, one: Callable[[slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """What ``one`` gives for slices of the new tokens, (B, N, S, H) each, put together."""
-    parts = [one(slab) for slab in slabs(seq, elements_a_token)]
-    return parts[0] if len(parts) == 1 else tuple(torch.cat(each, 2) for each in zip(*parts, strict=True))
+    """What ``one`` gives for slices of the new tokens, (B, N, S, H) each, put together.
+
+    A token has so many scores and mask entries, for all heads and sequences together; a slice has at most ``SLAB_ELEMENTS``.
+    """
+    if seq == 1 or seq * elements_a_token <= SLAB_ELEMENTS:
+        # No number of slices, so that a compiled graph serves every length.
+        return one(slice(None))
+    size = max(1, SLAB_ELEMENTS // elements_a_token)
+    parts = [one(slice(start, start + size)) for start in range(0, seq, size)]
+    return tuple(torch.cat(each, 2) for each in zip(*parts, strict=True))
 
 
 def new_block_rows(first_B: Tensor, start_B: Tensor, *, count: int, stride: int, block: int, held: int) -> Tensor:
