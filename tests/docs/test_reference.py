@@ -113,6 +113,8 @@ BEYOND_A_SCHEMA = {
     "slopes-on-latent-attention",
     "groups-that-do-not-divide",
     "head-too-wide-to-turn",
+    "keys-of-a-later-layer",
+    "keys-of-an-unknown-mixer",
     "heads-that-do-not-divide",
     "learned-positions-without-a-length",
     "more-experts-chosen-than-there-are",
