@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -24,6 +24,10 @@ class Token(Embedding):
     """The head reads this table instead of one of its own. Required under a head that predicts tokens."""
     embedding_size: PositiveInt | None = None
     """Width of the table where it is another; a projection follows. Default: hidden_size."""
+    projection: Literal["first", "last"] = "first"
+    """Where that projection stands: before positions, types and norm, or after them, which then are as wide as the table."""
+    projection_bias: bool = False
+    """Whether that projection has a bias."""
     num_embeddings: PositiveInt | None = None
     """Rows of the table. Default: the tokenizer's vocab_size, rounded up by pad_vocab_to_multiple_of."""
     pad_vocab_to_multiple_of: PositiveInt | None = None
@@ -38,6 +42,13 @@ class Token(Embedding):
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.num_embeddings is not None and self.pad_vocab_to_multiple_of is not None:
             yield "pad_vocab_to_multiple_of", "says the same as num_embeddings; state one of them"
+        if self.embedding_size in (None, self.hidden_size):
+            for name in ("projection", "projection_bias"):
+                if name in self.model_fields_set:
+                    yield (
+                        name,
+                        "says something of a projection, and the table is as wide as the model; state embedding_size",
+                    )
 
     def rows(self, vocab_size: int) -> int:
         """Rows of the table for so many ids."""
@@ -57,17 +68,22 @@ class Token(Embedding):
                 "embed_tokens: the tokenizer has no ids, so there is no table of them; state num_embeddings"
             )
         x, table = g.embedding("embed_tokens", ids, rows, self.embedding_size or self.hidden_size, table=table)
-        if x.width != self.hidden_size:
-            x = g.linear("embed_proj", x, self.hidden_size)
+        if self.projection == "first":
+            x = self._projected(g, x)
         return g.scale(x, self.scale.resolve({"hidden_size": self.hidden_size})), table
 
     def finish(self, g: Builder, x: Value, *, norm: Norm) -> Value:
         if self.type_vocab_size:
             types = g.add_input("token_type_ids", TensorType(x.shape[:-1], "int64"))
-            x = g.add(x, g.embedding("token_type_embeddings", types, self.type_vocab_size, self.hidden_size)[0])
-        if self.norm is False:
+            x = g.add(x, g.embedding("token_type_embeddings", types, self.type_vocab_size, x.width)[0])
+        if self.norm is not False:
+            x = (norm if self.norm is True else self.norm).define(g, "embed_norm", x)
+        return self._projected(g, x)
+
+    def _projected(self, g: Builder, x: Value) -> Value:
+        if x.width == self.hidden_size:
             return x
-        return (norm if self.norm is True else self.norm).define(g, "embed_norm", x)
+        return g.linear("embed_proj", x, self.hidden_size, bias=self.projection_bias)
 
     def tied(self) -> bool:
         return bool(self.tie_word_embeddings)

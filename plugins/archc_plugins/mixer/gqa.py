@@ -60,6 +60,8 @@ class GQA(Mixer):
     """The output is multiplied by sigmoid(W x) (Qwen3-Next)."""
     query_temperature: QueryTemperature | None = None
     """Queries grow with the logarithm of their position (Llama 4)."""
+    rotary_value: bool = False
+    """Values turn with their position too (RoFormer)."""
     kv_from: str | None = None
     """Mixer of whose nearest earlier layer it reads keys and values; it owns none (YOCO, arXiv 2405.05254; CLA, arXiv
     2405.12981). Default: none."""
@@ -82,7 +84,7 @@ class GQA(Mixer):
         return self.kv_from
 
     def shared_misfit(self, owner: Any) -> str:
-        for name in ("num_kv_heads", "head_dim", "sliding_window", "attention_chunk_size"):
+        for name in ("num_kv_heads", "head_dim", "sliding_window", "attention_chunk_size", "rotary_value"):
             mine, theirs = getattr(self, name), getattr(owner, name)
             if mine != theirs:
                 return f"reads keys and values made with {name} {_text(theirs)} (found {_text(mine)})"
@@ -102,14 +104,20 @@ class GQA(Mixer):
         return self._out(g, x, g.shared_attention("attention", q, *rows, **self._attending(g, x)))
 
     def _turned(self, g: Builder, *qkv: Value) -> tuple[Value, ...]:
-        """Queries, and keys where there are any, as they meet; values as they are."""
+        """Queries, and keys where there are any, as they meet; values as they are, or turned."""
         pair = tuple(self.position.rotate(g, t, head_dim=self.head_dim) for t in qkv[:2])
         if self.qk_norm == "unit":
             pair = tuple(self._unit(g, t) for t in pair)
         q, *rest = pair
         if self.query_temperature is not None:
             q = g.query_temperature(q, scale=self.query_temperature.scale, floor=self.query_temperature.floor)
-        return (q, *rest, *qkv[2:])
+        return (q, *rest, *(self._turned_value(g, v) for v in qkv[2:]))
+
+    def _turned_value(self, g: Builder, v: Value) -> Value:
+        turned = self.position.rotate(g, v, head_dim=self.head_dim) if self.rotary_value else v
+        if self.rotary_value and turned is v:
+            raise GraphError(f"{g.path}: rotary_value turns nothing: the position is {self.position.kind_name}")
+        return turned
 
     def _unit(self, g: Builder, x: Value) -> Value:
         return g.rms_norm("", x, eps=self.norm.epsilon(), head_dim=self.head_dim, weight=False)
@@ -132,7 +140,7 @@ class GQA(Mixer):
         q, k, v = self._projected(g, x, memory)
         if self.qk_norm == "unit":
             q, k = (self._unit(g, t) for t in (q, k))
-        only_self = ("sliding_window", "attention_chunk_size", "sink_logits", "query_temperature")
+        only_self = ("sliding_window", "attention_chunk_size", "sink_logits", "query_temperature", "rotary_value")
         if stated := [name for name in only_self if getattr(self, name)]:
             raise GraphError(
                 f"{g.path}: {', '.join(stated)} of gqa say what a token sees of its own text, not of an encoder's"
