@@ -84,11 +84,14 @@ def _alone(spec: Spec, kind: Kind) -> Iterator[tuple[str, Node]]:
     g = Builder(max_position_embeddings=spec.max_position_embeddings)
     width: int = spec.embedding.hidden_size
     x = g.add_input("x", TensorType((BATCH, SEQ, width)))
+    g.ids, g.num_ids = g.sources["input_ids"], spec.tokenizer.ids()
     norm: Norm = spec.norm
     try:
         match kind:
             case Norm():
                 kind.define(g, "norm", x)
+            case Block() if kind.keeps_streams:
+                kind.leave(g, kind.layer(g, kind.enter(g, x), mixer=_same, ffn=_same, norm=lambda name, value: value))
             case Block():
                 kind.define(g, x, mixer=_same, ffn=_same, norm=lambda name, value: value)
             case Position():
@@ -100,7 +103,7 @@ def _alone(spec: Spec, kind: Kind) -> Iterator[tuple[str, Node]]:
                 table = Param("weight", (spec.tokenizer.ids(), width))
                 kind.define(g, x, table=table, tied=False)
             case Router():
-                g.route("router", x, kind.route(*_experts(spec, kind)))
+                kind.choose(g, x, *_experts(spec, kind))
             case _:
                 return
     except (GraphError, TypeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.parity.compressed import DEEPSEEK_V4
 from tests.parity.deltanet import OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from tests.parity.dense import GRANITE, LLAMA, LLAMA_FULL, LLAMA_LINEAR, MISTRAL, QWEN3
 from tests.parity.fused import BLOOM, BLOOM_NORMED, FALCON, FALCON_ALIBI, FALCON_NEW_ARCH, GPT2, GPT_NEOX
@@ -43,6 +44,7 @@ FAMILIES = (
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
     DEEPSEEK_V32,
+    DEEPSEEK_V4,
     KIMI_LINEAR,
     QWEN3_NEXT,
     QWEN3_5,

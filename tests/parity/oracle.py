@@ -103,7 +103,12 @@ def _randomise(model: Any, seed: int, derived: Iterable[str] = ()) -> None:
         seen.add(tensor.data_ptr())
         leaf = name.rsplit(".", 1)[-1]
         normal = torch.randn(tensor.shape, generator=draw)
-        if leaf == "A_log":
+        if not tensor.is_floating_point():
+            # Experts by token id: as many different ones as a row is wide.
+            tensor.copy_(
+                torch.rand(len(tensor), model.config.n_routed_experts, generator=draw).topk(tensor.shape[1])[1]
+            )
+        elif leaf == "A_log":
             tensor.copy_(torch.log(0.5 + 3.5 * torch.rand(tensor.shape, generator=draw)))
         elif leaf == "dt_bias":
             tensor.copy_(-1.5 + 0.5 * normal)
@@ -125,7 +130,7 @@ def rounding_gain(oracle: Oracle, *, relative: float = 1e-6) -> float:
     """Largest change of the logits when every weight is multiplied by 1 + relative N(0, 1), divided by ``relative``."""
     draw, kept, seen = torch.Generator().manual_seed(5), [], set()
     for tensor in oracle.model.state_dict(keep_vars=True).values():
-        if tensor.data_ptr() not in seen:
+        if tensor.is_floating_point() and tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             kept.append((tensor, tensor.detach().clone()))
             tensor.mul_(1 + relative * torch.randn(tensor.shape, generator=draw))

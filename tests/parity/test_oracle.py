@@ -23,7 +23,8 @@ def test_no_tensor_of_the_oracle_is_constant_or_repeats_itself(oracle):
     dull = {
         name: tensor.unique().numel()
         for name, tensor in oracle.state().items()
-        if tensor.unique().numel() < tensor.numel()
+        # A table of experts has few numbers to choose from.
+        if tensor.is_floating_point() and tensor.unique().numel() < tensor.numel()
     }
     # Two equal float32 draws among thousands are chance; a repeated row or a default is not.
     assert all(different > 0.99 * oracle.state()[name].numel() for name, different in dull.items()), dull

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
+from tests.parity.compressed import LAYERS as COMPRESSED_LAYERS
 from tests.parity.delta_weights import LAYERS, MIXERS
 from tests.parity.dense_weights import LAYERS as DENSE_LAYERS
 from tests.parity.fused_weights import LAYERS as FUSED_LAYERS
@@ -142,6 +143,7 @@ def _place(name: str, tensor: Tensor, family: str) -> Tensors | None:
     """Where a tensor of transformers goes, under full names; None if nowhere."""
     experts = _GPT_OSS_EXPERTS if family == "gpt_oss" else _EXPERTS
     for prefix, scope, rules in (
+        (r"()()", "", COMPRESSED_LAYERS.get(family, ())),
         (r"()()", "", DENSE_LAYERS.get(family, ())),
         (r"()()", "", FUSED_LAYERS.get(family, ())),
         (r"()()", "", MAMBA_LAYERS.get(family, ())),

@@ -159,8 +159,8 @@ class CompressedAttention(nn.Module):
 
         def slab(part: slice) -> tuple[Tensor, ...]:
             # Rows of the ring lie in any order; among new tokens those before the window are left out.
-            low = 0 if part.start < self.window else before + part.start - self.window + 1
-            near = slice(low, before + part.stop)
+            start, stop, _ = part.indices(seq)
+            near = slice(0 if start < self.window else before + start - self.window + 1, before + stop)
             seen = None
             if row_BT is not None:
                 seen = visible(at_BS[:, part], row_BT[:, near], window=self.window)
@@ -169,7 +169,7 @@ class CompressedAttention(nn.Module):
             return (self.kernel(q_BNSH[:, :, part], keys, keys, scale=self.scale, mask=seen, sinks_N=self.sinks),)
 
         if self.is_twin:
-            return from_heads(slab(slice(0, seq))[0])
+            return from_heads(slab(slice(None))[0])
         # Slices so short that most of what their tokens read together is what each of them reads.
         size = max(4 * self.window, 256)
         elements = q.shape[0] * (q_BNSH.shape[1] + self.index_heads) * (size + self.window + entries)

@@ -75,7 +75,7 @@ class MoE(FFN):
             yield "latent_norm", "needs latent_size"
 
     def define(self, g: Builder, x: Value) -> Value:
-        indices, weights = g.route("router", x, self.router.route(self.num_experts, self.num_experts_per_tok))
+        indices, weights = self.router.choose(g, x, self.num_experts, self.num_experts_per_tok)
         inner = x
         if self.latent_size is not None:
             inner = g.linear("latent_down_proj", x, self.latent_size)
