@@ -58,7 +58,13 @@ def expand(spec: Spec) -> Graph:
         plugins=_plugins(spec),
         policies={name: rule for around in stacks for name, rule in around.policies(spec).items()},
         mtp=_mtp(spec) if spec.mtp is not None else None,
+        start_id=_start_id(last.tokenizer) if len(stacks) > 1 else None,
     )
+
+
+def _start_id(tokenizer: Tokenizer) -> int | None:
+    """What begins a text, else what pads one, as in T5; None where the spec states neither."""
+    return next((number for role in ("bos", "pad") for number in tokenizer.role_ids(role)), None)
 
 
 class _Surroundings:

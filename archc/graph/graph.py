@@ -28,7 +28,8 @@ class Graph:
     the head reads may see: only a causal one, or one with a prefix, goes on by a cache. ``mtp`` are the extra prediction
     layers, traced apart and counted apart.
     ``plugins`` maps "family:name" to (package, version). ``policies`` maps a mixer's name to its cache policy and the
-    tokens a block where that gives out blocks: rules for counting, since what is computed is in the nodes.
+    tokens a block where that gives out blocks: rules for counting, since what is computed is in the nodes. ``start_id`` is
+    what a decoder that reads an encoder is given first, unless its caller says otherwise: an id for whoever generates.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Graph:
     plugins: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     policies: dict[str, tuple[str, int | None]] = field(default_factory=dict[str, tuple[str, int | None]])
     mtp: Graph | None = None
+    start_id: int | None = None
 
     def walk(self) -> Iterator[tuple[str, Node]]:
         """(full leaf path, node) in order of execution; nameless nodes have the path of their scope."""
