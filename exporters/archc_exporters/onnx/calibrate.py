@@ -15,11 +15,11 @@ from archc.units import gib
 from archc_exporters.onnx.arrays import Array
 from archc_exporters.onnx.cache_dtype import CacheForm, ScaledWeights, check_caches, rounded_caches
 from archc_exporters.onnx.check import Subject
-from archc_exporters.onnx.lower import lower_graph
+from archc_exporters.onnx.lower import lower_parts
 from archc_exporters.onnx.memory import free_memory_bytes
 from archc_exporters.onnx.session import Conversation, load_session
-from archc_exporters.onnx.states import onnx_state_names
-from archc_exporters.onnx.write import MODEL, Progress, write
+from archc_exporters.onnx.states import ENCODER, ENCODER_FILE, onnx_state_names
+from archc_exporters.onnx.write import MODEL, Progress, write_files
 
 _RANDOM_ROWS, _RANDOM_TOKENS = 4, 128
 
@@ -113,16 +113,24 @@ def _largest(
     )
     found: dict[str, Array] = {}
     with tempfile.TemporaryDirectory(prefix="archc-calibrate-") as place:
-        model, _ = lower_graph(
+        lowered = lower_parts(
             subject.graph, target=target, weights=subject.weights, max_model_len=subject.max_model_len
         )
-        write(model, Path(place), progress)
+        write_files({name: model for name, (model, _) in lowered.items()}, Path(place), progress)
         session = load_session(Path(place) / MODEL)
+        encoder = load_session(Path(place) / ENCODER_FILE) if ENCODER_FILE in lowered else None
         for number, row in enumerate(rows, 1):
             if progress is not None:
                 progress("(calibration)", number, len(rows))
             ids = row[None, : subject.max_model_len]
-            talk = Conversation(session, batch=1, capacity=subject.graph.capacity(ids.shape[1]))
+            talk = Conversation(
+                session,
+                batch=1,
+                capacity=subject.graph.capacity(ids.shape[1]),
+                encoder=encoder,
+                # A decoder's keys depend little on what its encoder reads: the text itself.
+                given={f"{ENCODER}input_ids": ids} if encoder is not None else None,
+            )
             # No more tokens at a time than a ring has rows, so that each is seen before it is forgotten.
             step = min(talk.caches[name].shape[2] for name in caches)
             for start in range(0, ids.shape[1], step):

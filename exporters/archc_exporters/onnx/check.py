@@ -20,13 +20,15 @@ from archc.units import gib
 from archc_exporters.onnx import check_child
 from archc_exporters.onnx.cache_dtype import rounded_caches
 from archc_exporters.onnx.check_child import Call, Job, RefusedError
-from archc_exporters.onnx.lower import lower_graph
+from archc_exporters.onnx.feeds import given_feeds, whole_feeds
+from archc_exporters.onnx.lower import lower_parts
 from archc_exporters.onnx.memory import free_memory_bytes
+from archc_exporters.onnx.parts import graph_inputs, is_whole
 from archc_exporters.onnx.sources import NoWeights, RandomWeights
 from archc_exporters.onnx.target import Target
-from archc_exporters.onnx.trial import Cost, Talks, time_limit_seconds, try_file
+from archc_exporters.onnx.trial import Cost, Feeds, Talks, saved, time_limit_seconds, try_file
 from archc_exporters.onnx.weights import DTYPES, NUMPY_DTYPES, Array, WeightSource
-from archc_exporters.onnx.write import MODEL, Progress, write
+from archc_exporters.onnx.write import MODEL, Progress, write_files
 
 _TWIN_LIMIT_BYTES = 2 << 30
 """A twin that nobody asked for is no larger: it is written and run while the user waits."""
@@ -67,7 +69,10 @@ class Written:
         ragged_prompts: whether the first call of a conversation may have rows of different lengths.
         read: the numbers of one of the graph's weights as the file's dtype holds them, in float32.
         run: outputs of every call of every conversation, by name; on empty caches each. ``in_process`` saves the start of a
-            process and risks this one.
+            process and risks this one. ``given`` are inputs that stay the same in all of them, an encoder's or the length of
+            a prefix, with as many rows as the largest batch.
+        encode: all outputs of every pass, by the pass's name and their own, of a file that sees all tokens at once; a pass
+            is the file's inputs.
     """
 
     graph: Graph
@@ -78,6 +83,7 @@ class Written:
     ragged_prompts: bool
     read: Callable[[str], Array]
     run: Callable[..., Mapping[str, Sequence[Array]]]
+    encode: Callable[..., Mapping[str, Mapping[str, Array]]]
 
 
 class Judge(Protocol):
@@ -107,16 +113,17 @@ class Outcome:
     peak_bytes: int | None = None
 
 
-def held_bytes(model: ir.Model) -> int:
-    """What a model's weights take while onnxruntime's CPU runs it: floats as float32, blocks of integers as they are."""
-    return sum(_held(value.const_value) for value in model.graph.initializers.values() if value.const_value is not None)
+def held_bytes(*models: ir.Model) -> int:
+    """What the weights take while onnxruntime's CPU runs the models: floats as float32, blocks of integers as they are."""
+    values = [value for model in models for value in model.graph.initializers.values()]
+    return sum(_held(value.const_value) for value in values if value.const_value is not None)
 
 
 def _held(tensor: ir.TensorProtocol) -> int:
     return tensor.size * 4 if tensor.dtype.is_floating_point() else tensor.nbytes
 
 
-def plan_trial(subject: Subject, model: ir.Model, *, judged: bool) -> Plan:
+def plan_trial(subject: Subject, *models: ir.Model, judged: bool) -> Plan:
     """Decide before anything is written whether the file can be run, or a twin of it.
 
     Raises:
@@ -124,7 +131,7 @@ def plan_trial(subject: Subject, model: ir.Model, *, judged: bool) -> Plan:
     """
     free = free_memory_bytes()
     # The judge holds all weights in float32, when the process that ran the file has ended.
-    needed = max(held_bytes(model), subject.needed_bytes() if judged else 0)
+    needed = max(held_bytes(*models), subject.needed_bytes() if judged else 0)
     not_run = _objection(subject, needed, free)
     if not not_run:
         return Plan(not_run="", twin=None)
@@ -184,8 +191,8 @@ def check_export(
         return Outcome(lines=(f"{not_run}, and {no_room}",))
     with tempfile.TemporaryDirectory(prefix="twin-", dir=path.parent) as folder:
         twin = plan.twin
-        model, _ = lower_graph(twin.graph, target=twin.target, weights=twin.weights, max_model_len=twin.max_model_len)
-        write(model, Path(folder), progress)
+        lowered = lower_parts(twin.graph, target=twin.target, weights=twin.weights, max_model_len=twin.max_model_len)
+        write_files({name: model for name, (model, _) in lowered.items()}, Path(folder), progress)
         what = f"float32 twin, {twin.graph.num_layers} of {subject.graph.num_layers} layers"
         outcome = _tried(Path(folder) / MODEL, twin, judge, run, progress, what)
     return replace(outcome, lines=(not_run, *outcome.lines))
@@ -198,9 +205,10 @@ def _tried(
     lines: list[str] = []
     comparisons: Sequence[Mapping[str, Any]] = ()
     if run:
-        places = _places(subject)
-        costs.append(_try(path, _talks(places, subject), subject, None, progress))
-        lines.append(f"{what}: {'; '.join(places)}; on CPUExecutionProvider, all numbers finite")
+        passes, given = _passes(subject.graph), given_feeds(subject.graph, (5, 3))
+        places = {} if passes else _places(subject)
+        costs.append(_try(path, _talks(places, subject), subject, None, progress, given=given, passes=passes))
+        lines.append(f"{what}: {'; '.join(passes or places)}; on CPUExecutionProvider, all numbers finite")
     if judge is not None:
         with tempfile.TemporaryDirectory(prefix="outputs-", dir=path.parent) as keep:
             file = Written(
@@ -212,6 +220,7 @@ def _tried(
                 ragged_prompts=not subject.target.sliding_window_cache,
                 read=_reader(subject),
                 run=_runner(path, subject, Path(keep), costs, progress),
+                encode=_encoder(path, subject, Path(keep), costs, progress),
             )
             comparisons = judge(file)
         lines.append(f"{what}: compared, {len(comparisons)} ways of cutting tokens into calls")
@@ -223,7 +232,16 @@ def _tried(
     )
 
 
-def _try(path: Path, talks: Talks, subject: Subject, keep: Path | None, progress: Progress | None) -> Cost:
+def _try(
+    path: Path,
+    talks: Talks,
+    subject: Subject,
+    keep: Path | None,
+    progress: Progress | None,
+    *,
+    given: Feeds | None = None,
+    passes: Mapping[str, Feeds] | None = None,
+) -> Cost:
     return try_file(
         path,
         talks,
@@ -232,6 +250,8 @@ def _try(path: Path, talks: Talks, subject: Subject, keep: Path | None, progress
         keep=keep,
         finite_caches=_writes_all_rows(subject),
         progress=progress,
+        given=given,
+        passes=passes,
     )
 
 
@@ -242,7 +262,7 @@ def _writes_all_rows(subject: Subject) -> bool:
 
 def _capacity(talks: Talks, graph: Graph) -> int:
     """Rows for the longest conversation, its padding included."""
-    return graph.capacity(max(sum(len(call["ids"][0]) for call in calls) for calls in talks.values()))
+    return graph.capacity(max((sum(len(call["ids"][0]) for call in calls) for calls in talks.values()), default=1))
 
 
 def _places(subject: Subject) -> dict[str, Rows]:
@@ -254,6 +274,18 @@ def _places(subject: Subject) -> dict[str, Rows]:
     return {
         "batch 1, prefill 4, chunk 2, decode 1": _random_rows(subject.graph, [(4,), (2,), (1,)]),
         f"batch 2, prefill 3 and {short}, decode 2": _random_rows(subject.graph, [(3, short), (1, 1), (1, 1)]),
+    }
+
+
+def _passes(graph: Graph) -> dict[str, Feeds]:
+    """Two sizes of what is seen at once, where anything is, in names that say them."""
+    if not is_whole(graph, "model"):
+        return {}
+    if all(len(graph.inputs[name].shape) != 2 for name in graph_inputs(graph, "model")):
+        return {f"batch {batch}": whole_feeds(graph, (1,) * batch) for batch in (1, 2)}
+    return {
+        "batch 1, 4 tokens": whole_feeds(graph, (4,)),
+        "batch 2, 7 and 5 tokens": whole_feeds(graph, (7, 5)),
     }
 
 
@@ -291,14 +323,14 @@ def _reader(subject: Subject) -> Callable[[str], Array]:
 def _runner(
     path: Path, subject: Subject, keep: Path, costs: list[Cost], progress: Progress | None
 ) -> Callable[..., Mapping[str, Sequence[Array]]]:
-    def run(conversations: Mapping[str, Rows], *, in_process: bool = False) -> Mapping[str, Sequence[Array]]:
+    def run(
+        conversations: Mapping[str, Rows], *, in_process: bool = False, given: Feeds | None = None
+    ) -> Mapping[str, Sequence[Array]]:
         talks = _talks(conversations, subject)
         if in_process:
-            capacity = _capacity(talks, subject.graph)
-            caches = _writes_all_rows(subject)
-            _run_here(Job(model=str(path), capacity=capacity, threads=1, keep=str(keep), caches=caches, talks=talks))
+            _run_here(path, subject, keep, talks, given=given)
         else:
-            costs.append(_try(path, talks, subject, keep, progress))
+            costs.append(_try(path, talks, subject, keep, progress, given=given))
         return {
             name: [np.load(keep / f"{name}.{number}.npy", mmap_mode="r") for number in range(len(rows))]
             for name, rows in conversations.items()
@@ -307,8 +339,33 @@ def _runner(
     return run
 
 
-def _run_here(job: Job) -> None:
-    try:
-        check_child.run(job, lambda at, done, of: None)
-    except RefusedError as refused:
-        raise CheckFailedError(f"{Path(job['model']).name}: {refused}") from refused
+def _encoder(
+    path: Path, subject: Subject, keep: Path, costs: list[Cost], progress: Progress | None
+) -> Callable[..., Mapping[str, Mapping[str, Array]]]:
+    def encode(passes: Mapping[str, Feeds], *, in_process: bool = False) -> Mapping[str, Mapping[str, Array]]:
+        if in_process:
+            _run_here(path, subject, keep, {}, passes=passes)
+        else:
+            costs.append(_try(path, {}, subject, keep, progress, passes=passes))
+        return {name: dict(np.load(keep / f"{name}.npz")) for name in passes}
+
+    return encode
+
+
+def _run_here(
+    path: Path,
+    subject: Subject,
+    keep: Path,
+    talks: Talks,
+    *,
+    given: Feeds | None = None,
+    passes: Mapping[str, Feeds] | None = None,
+) -> None:
+    capacity, caches = _capacity(talks, subject.graph), _writes_all_rows(subject)
+    job = Job(model=str(path), capacity=capacity, threads=1, keep=str(keep), caches=caches, talks=talks)
+    with tempfile.TemporaryDirectory(prefix="archc-feeds-") as folder:
+        job |= saved(Path(folder), given, passes)
+        try:
+            check_child.run(job, lambda at, done, of: None)
+        except RefusedError as refused:
+            raise CheckFailedError(f"{path.name}: {refused}") from refused

@@ -10,11 +10,13 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
+import onnxruntime as ort
 
-from archc_exporters.onnx.session import Conversation, load_session
+from archc_exporters.onnx.session import Array, Conversation, load_session, run_whole
+from archc_exporters.onnx.states import ENCODER, ENCODER_FILE
 
 
 class Call(TypedDict):
@@ -29,7 +31,9 @@ class Job(TypedDict):
     """What to run: conversations by name, each over caches of its own with ``capacity`` rows, outputs to ``keep``.
 
     ``keep`` is a folder for ``{name}.{number of the call}.npy``, or empty. 0 threads lets onnxruntime choose. Where ``caches``
-    must be finite, so must every row, used or not.
+    must be finite, so must every row, used or not. ``given`` is an .npz of what stays the same in all conversations, rows of
+    it as many as they have at most: the tokens that an encoder reads, whose file lies beside the model's. ``passes`` are,
+    by name, .npz of the inputs of a file that sees all tokens at once; its outputs are kept as ``{name}.npz``.
     """
 
     model: str
@@ -38,6 +42,8 @@ class Job(TypedDict):
     keep: str
     caches: bool
     talks: Mapping[str, Sequence[Call]]
+    given: NotRequired[str]
+    passes: NotRequired[Mapping[str, str]]
 
 
 class RefusedError(Exception):
@@ -50,12 +56,22 @@ def run(job: Job, say: Callable[[str, int, int], None]) -> None:
     Raises:
         RefusedError: the file does not load or run, or gives another shape or numbers that are not finite.
     """
-    total, done = sum(len(calls) for calls in job["talks"].values()), 0
+    passes = job.get("passes", {})
+    total, done = sum(len(calls) for calls in job["talks"].values()) + len(passes), 0
     try:
         say("loading", done, total)
-        session = load_session(Path(job["model"]), threads=job["threads"])
+        path, given = Path(job["model"]), _arrays(job.get("given", ""))
+        session = load_session(path, threads=job["threads"])
+        reads = any(name.startswith(ENCODER) for name in given)
+        encoder = load_session(path.with_name(ENCODER_FILE), threads=job["threads"]) if reads else None
+        for name, feeds in passes.items():
+            say(name, done, total)
+            _pass(session, name, _arrays(feeds), job)
+            done += 1
         for name, calls in job["talks"].items():
-            talk = Conversation(session, batch=len(calls[0]["ids"]), capacity=job["capacity"])
+            batch = len(calls[0]["ids"])
+            rows = {each: value[:batch] for each, value in given.items()}
+            talk = Conversation(session, batch=batch, capacity=job["capacity"], encoder=encoder, given=rows)
             for number, call in enumerate(calls):
                 say(name, done, total)
                 _step(talk, name, number, call, job)
@@ -65,6 +81,25 @@ def run(job: Job, say: Callable[[str, int, int], None]) -> None:
         raise
     except Exception as error:  # onnxruntime raises a family of its own, based on Exception itself.
         raise RefusedError(f"onnxruntime refuses the file: {error}") from error
+
+
+def _arrays(path: str) -> dict[str, Array]:
+    if not path:
+        return {}
+    with np.load(path) as held:
+        return dict(held)
+
+
+def _pass(session: ort.InferenceSession, name: str, feeds: Mapping[str, Array], job: Job) -> None:
+    outputs = run_whole(session, feeds)
+    batch = len(next(iter(feeds.values())))
+    for output, y in outputs.items():
+        if len(y) != batch:
+            raise RefusedError(f"{name}: a batch of {batch} gives {output} {y.shape}")
+        if not np.isfinite(y).all():
+            raise RefusedError(f"{name}: {output} has numbers that are not finite")
+    if job["keep"]:
+        np.savez(Path(job["keep"]) / f"{name}.npz", **outputs)  # pyright: ignore[reportArgumentType] - names of arrays
 
 
 def _step(talk: Conversation, name: str, number: int, call: Call, job: Job) -> None:

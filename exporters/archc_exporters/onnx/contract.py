@@ -15,7 +15,7 @@ from archc.spec.emit import emit
 from archc.spec.resolved import Resolved
 from archc_exporters.onnx.limits import takes_batched_chunks
 from archc_exporters.onnx.report import ExportReport
-from archc_exporters.onnx.states import PAST, present_name
+from archc_exporters.onnx.states import ENCODER_FILE, PAST, present_name
 from archc_exporters.onnx.tokenizer_files import TOKENIZER, TokenizerFiles
 
 CONTRACT, SPEC = "archc.json", "spec.yaml"
@@ -32,16 +32,18 @@ def write_contract(
     target: Mapping[str, Any],
     spec: Resolved | None = None,
     tokenizer: TokenizerFiles | None = None,
+    encoder: ir.Model | None = None,
 ) -> None:
     """Write ``archc.json`` into a folder that holds the model, and beside it ``spec.yaml`` and the tokenizer where known.
 
-    ``target`` is plain data; ``report`` lists the files under the names that they have in the folder.
+    ``target`` is plain data; ``report`` lists the files under the names that they have in the folder. ``encoder`` is the
+    model in ``encoder.onnx``.
     """
     if spec is not None:
         (stage / SPEC).write_text(_spec_text(spec, tokenizer), encoding="utf-8")
     for name, content in (tokenizer.files if tokenizer else {}).items():
         (stage / name).write_bytes(content)
-    data = contract(model, graph, report, target=target, tokenizer=tokenizer)
+    data = contract(model, graph, report, target=target, tokenizer=tokenizer, encoder=encoder)
     data["files"] = {path.name: path.stat().st_size for path in sorted(stage.iterdir())}
     (stage / CONTRACT).write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -53,6 +55,7 @@ def contract(
     *,
     target: Mapping[str, Any],
     tokenizer: TokenizerFiles | None = None,
+    encoder: ir.Model | None = None,
 ) -> dict[str, Any]:
     """The contents of ``archc.json`` but for the sizes of files."""
     described = report.to_json()
@@ -61,8 +64,10 @@ def contract(
         "archc": __version__,
         "format": FORMAT,
         "name": graph.name,
+        "mask": graph.mask,
         "inputs": [_described(value) for value in model.graph.inputs if not _is_cache(value)],
         "outputs": [_described(value) for value in model.graph.outputs if not (value.name or "").startswith("present")],
+        "encoder": None if encoder is None else _encoder(encoder),
         "caches": _caches(model, graph, report),
         "capacity_multiple": CAPACITY_MULTIPLE,
         "reserved_rows": graph.reserved_rows(),
@@ -75,6 +80,15 @@ def contract(
         "special_token_ids": tokenizer.special_token_ids if tokenizer else {},
         "tokenizer": {"file": TOKENIZER} if tokenizer and TOKENIZER in tokenizer.files else None,
         "report": described,
+    }
+
+
+def _encoder(model: ir.Model) -> dict[str, Any]:
+    """The file that runs once a text; what it gives are caches of growth ``source`` under their ``output``."""
+    return {
+        "file": ENCODER_FILE,
+        "inputs": [_described(value) for value in model.graph.inputs],
+        "outputs": [_described(value) for value in model.graph.outputs],
     }
 
 
@@ -91,6 +105,7 @@ def _caches(model: ir.Model, graph: Graph, report: ExportReport) -> list[dict[st
             "growth": "append" if cache.bytes_per_token else states[cache.state].growth,
             "bytes_per_token": cache.bytes_per_token,
             "bytes_per_sequence": cache.bytes_per_sequence,
+            "bytes_per_source_token": cache.bytes_per_source_token,
             "in_place": in_place.get(cache.name, False),
         }
         for cache in report.caches

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,9 +24,12 @@ from archc_exporters.onnx.contract import write_contract
 from archc_exporters.onnx.folder import require_place, staged
 from archc_exporters.onnx.foreign import ForeignWeights
 from archc_exporters.onnx.genai.config import GenaiFiles, genai_files
-from archc_exporters.onnx.lower import IR_VERSION, lower_graph
+from archc_exporters.onnx.lower import IR_VERSION, lower_parts
+from archc_exporters.onnx.parts import fixed_tokens
 from archc_exporters.onnx.placement.check import require_provider
+from archc_exporters.onnx.placement.report import placed_together
 from archc_exporters.onnx.quality import QualityLoss, measure
+from archc_exporters.onnx.quantize import together
 from archc_exporters.onnx.report import (
     Choice,
     ExportReport,
@@ -34,11 +39,12 @@ from archc_exporters.onnx.report import (
     notes,
 )
 from archc_exporters.onnx.sources import NoWeights, RandomWeights
+from archc_exporters.onnx.states import ENCODER_FILE
 from archc_exporters.onnx.structure import check_structure
 from archc_exporters.onnx.target import Io, Provider, Target, quantization
 from archc_exporters.onnx.tokenizer_files import TokenizerFiles, tokenizer_files
 from archc_exporters.onnx.weights import WeightSource
-from archc_exporters.onnx.write import DATA, MODEL, Progress, write
+from archc_exporters.onnx.write import DATA, MODEL, Progress, write_files
 
 
 def export(
@@ -72,6 +78,8 @@ def export(
 ) -> ExportReport:
     """Write ``model.onnx``, ``model.onnx.data`` and ``archc.json``; an earlier export stays until the new one is whole.
 
+    A decoder that reads an encoder has that in ``encoder.onnx``, over the same data. What keeps nothing between calls, a
+    bidirectional stack, takes ``input_ids`` and their ``attention_mask``, or ``pixel_values``, and nothing else.
     Without ``weights`` they are random, seeded by name; with it a safetensors file or a folder of them, under the names of
     ``graph.params()``, or a folder as transformers saves it; with ``no_weights`` their file is referred to and not written.
     ``overwrite`` allows a folder that holds files and no export.
@@ -104,7 +112,7 @@ def export(
         ),
     )
     if max_model_len is None:
-        max_model_len = graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
+        max_model_len = fixed_tokens(graph) or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
     if max_model_len < 1:
         raise ArchcError(f"max_model_len should be positive (found {max_model_len})")
     if weights is not None and no_weights:
@@ -115,17 +123,19 @@ def export(
     source = NoWeights() if no_weights else _weight_source(graph, weights, seed, target)
     subject = Subject(graph=graph, target=target, weights=source, max_model_len=max_model_len)
     subject, calibration_note = calibrated(subject, calibration, progress)
-    model, ctx = lower_graph(graph, target=target, weights=subject.weights, max_model_len=max_model_len)
+    lowered = lower_parts(graph, target=target, weights=subject.weights, max_model_len=max_model_len)
+    models = {name: model for name, (model, _) in lowered.items()}
+    model, ctx = lowered[MODEL]
     if calibration_note:
         ctx.remark(calibration_note)
-    nodes = count_nodes(model)
-    plan = plan_trial(subject, model, judged=judge is not None) if check or judge is not None else None
+    nodes = count_nodes(*models.values())
+    plan = plan_trial(subject, *models.values(), judged=judge is not None) if check or judge is not None else None
     with staged(out, overwrite=overwrite) as stage:
         started = time.perf_counter()
-        data_bytes = write(model, stage, progress, has_data=subject.has_data)
+        data_bytes = write_files(models, stage, progress, has_data=subject.has_data)
         written = time.perf_counter()
-        structure = check_structure(stage / MODEL, has_data=subject.has_data)
-        placement = None if check_provider is None else require_provider(stage / MODEL, check_provider)
+        structure = [check_structure(stage / name, has_data=subject.has_data) for name in models]
+        placements = [require_provider(stage / name, check_provider) for name in models] if check_provider else []
         found = Outcome()
         if plan is not None:
             found = check_export(stage / MODEL, subject, plan, judge=judge, run=check, progress=progress)
@@ -143,11 +153,11 @@ def export(
             capacity=capacity_formula(graph),
             nodes=nodes,
             caches=cache_inputs(ctx),
-            choices=_choices(ctx),
-            checks=(structure, *found.lines),
-            quantization=ctx.quantization,
+            choices=_choices(*(each for _, each in lowered.values())),
+            checks=(*_named(structure, models), *found.lines),
+            quantization=together([each.quantization for _, each in lowered.values()]),
             quality=quality,
-            placement=placement,
+            placement=placed_together(placements),
             comparisons=found.comparisons,
             seconds_writing=written - started,
             seconds_checking=checked - written,
@@ -156,7 +166,8 @@ def export(
         )
         for name, content in (runtime.files if runtime else {}).items():
             (stage / name).write_bytes(content)
-        write_contract(stage, model, graph, report, target=asdict(target), spec=spec, tokenizer=beside)
+        encoder = models.get(ENCODER_FILE)
+        write_contract(stage, model, graph, report, target=asdict(target), spec=spec, tokenizer=beside, encoder=encoder)
     return report
 
 
@@ -189,5 +200,13 @@ def _weight_bytes(graph: Graph, dtype: str) -> int:
     return sum(param_bytes(param, dtype) for param in graph.params().values())
 
 
-def _choices(ctx: Lowering) -> tuple[Choice, ...]:
-    return tuple(Choice(op=op, form=form, count=count) for (op, form), count in ctx.choices.items())
+def _choices(*files: Lowering) -> tuple[Choice, ...]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for ctx in files:
+        counts.update(ctx.choices)
+    return tuple(Choice(op=op, form=form, count=count) for (op, form), count in counts.items())
+
+
+def _named(lines: list[str], files: Iterable[str]) -> list[str]:
+    """What was found of each file, under its name where there is more than one."""
+    return lines if len(lines) == 1 else [f"{name}: {line}" for name, line in zip(files, lines, strict=True)]

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from archc.ir.values import Node
 from archc.ops import linear as ops
 from archc_exporters.onnx.context import MS, Lowering
-from archc_exporters.onnx.parts import ENCODER
+from archc_exporters.onnx.states import ENCODER
 from archc_exporters.onnx.transforms import Rows, Transposed
 
 ONE_PRODUCT = "MatMul: the weight is stored as in x out, so that nothing is transposed at run time"

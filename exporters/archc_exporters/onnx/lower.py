@@ -18,7 +18,8 @@ from archc_exporters.onnx.cache_dtype import check_caches
 from archc_exporters.onnx.context import OPSETS, Lowering
 from archc_exporters.onnx.genai.inputs import lengths
 from archc_exporters.onnx.limits import takes_batched_chunks
-from archc_exporters.onnx.parts import ENCODER, Part, dimensions, graph_inputs, is_position, is_whole
+from archc_exporters.onnx.parts import FILES, Part, dimensions, graph_inputs, is_position, is_whole, parts
+from archc_exporters.onnx.states import ENCODER
 from archc_exporters.onnx.step import last_token, positions
 from archc_exporters.onnx.target import Target
 from archc_exporters.onnx.tidy import tidy
@@ -26,6 +27,20 @@ from archc_exporters.onnx.weights import WeightSource
 
 IR_VERSION = 10
 """With opset 24, what every onnxruntime from 1.24 on reads."""
+
+
+def lower_parts(
+    graph: Graph, *, target: Target, weights: WeightSource, max_model_len: int
+) -> dict[str, tuple[ir.Model, Lowering]]:
+    """``lower_graph`` of every part, by the names of their files; the model is the last.
+
+    Raises:
+        ArchcError, GraphError: as ``lower_graph``.
+    """
+    return {
+        FILES[part]: lower_graph(graph, target=target, weights=weights, max_model_len=max_model_len, part=part)
+        for part in parts(graph)
+    }
 
 
 Values = dict[Value, ir.Value | None]

@@ -40,7 +40,7 @@ def bidirectional_attention(
             ("padding", op.has_padding),
             ("window", op.window is not None),
             ("slopes", op.slopes is not None),
-            ("the bias, which knows the padding,", op.has_bias),
+            ("what is seen and the bias", op.has_bias),
         )
         if there
     ]

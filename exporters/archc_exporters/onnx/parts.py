@@ -13,15 +13,12 @@ import onnx_ir as ir
 
 from archc.graph.graph import Graph
 from archc.ir.size import Dim, Size
-from archc_exporters.onnx.states import GENAI_INPUTS, LENGTHS
+from archc.ops.position import TokenIndex
+from archc_exporters.onnx.states import ENCODER, ENCODER_FILE, ENCODER_MASK, GENAI_INPUTS, LENGTHS
 from archc_exporters.onnx.target import Target
 
 Part = Literal["model", "encoder"]
-FILES: dict[Part, str] = {"encoder": "encoder.onnx", "model": "model.onnx"}
-ENCODER = "encoder_"
-"""Begins the name of an input that tells of an encoder's tokens."""
-ENCODER_MASK = "encoder_attention_mask"
-"""The only one of them that a decoder reads too."""
+FILES: dict[Part, str] = {"encoder": ENCODER_FILE, "model": "model.onnx"}
 _NAMES = {"memory": "source"}
 """Tokens of an encoder are called alike where it reads them and where they are kept."""
 
@@ -39,6 +36,13 @@ def is_whole(graph: Graph, part: Part) -> bool:
 def is_position(name: str) -> bool:
     """Whether an input of a graph holds positions, which a file computes itself."""
     return name == "positions" or name.endswith("_positions")
+
+
+def fixed_tokens(graph: Graph) -> int | None:
+    """Tokens that a graph always has, those of pictures of one size; None where a call says how many there are."""
+    index = next((node for node in graph.root.nodes() if isinstance(node.op, TokenIndex)), None)
+    count = None if index is None or any(map(is_position, graph.inputs)) else index.outputs[0].shape[1]
+    return count if isinstance(count, int) else None
 
 
 def graph_inputs(graph: Graph, part: Part) -> tuple[str, ...]:

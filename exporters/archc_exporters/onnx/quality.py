@@ -16,11 +16,13 @@ from archc.units import gib
 from archc_exporters.onnx.cache_dtype import rounded_caches
 from archc_exporters.onnx.check import Subject
 from archc_exporters.onnx.check_child import Call
-from archc_exporters.onnx.lower import lower_graph
+from archc_exporters.onnx.feeds import given_feeds, whole_feeds
+from archc_exporters.onnx.lower import lower_parts
 from archc_exporters.onnx.memory import free_memory_bytes
+from archc_exporters.onnx.parts import is_whole
 from archc_exporters.onnx.trial import time_limit_seconds, try_file
 from archc_exporters.onnx.weights import Array
-from archc_exporters.onnx.write import MODEL, Progress, write
+from archc_exporters.onnx.write import MODEL, Progress, write_files
 
 _TWIN_LIMIT_BYTES = 4 << 30
 """Of float weights that are written and run while the user waits; a larger model is measured at reduced depth."""
@@ -72,20 +74,31 @@ def compare_files(
     Raises:
         CheckFailedError: a file doesn't run.
     """
-    calls = _calls(subject)
+    lengths = [min(_PREFILL, max(2, subject.max_model_len))] * _BATCH
+    whole = is_whole(subject.graph, "model")
+    calls = [] if whole else _calls(subject)
+    passes, given = (
+        ({_TALK: whole_feeds(subject.graph, lengths)}, None) if whole else ({}, given_feeds(subject.graph, lengths))
+    )
     outputs: list[Array] = []
     for path in (float_path, rounded_path):
         with tempfile.TemporaryDirectory(prefix="quality-", dir=path.parent) as keep:
             try_file(
                 path,
-                {_TALK: calls},
-                capacity=subject.graph.capacity(sum(len(call["ids"][0]) for call in calls)),
+                {_TALK: calls} if calls else {},
+                given=given,
+                passes=passes,
+                capacity=subject.graph.capacity(sum(len(call["ids"][0]) for call in calls) or 1),
                 limit_seconds=time_limit_seconds(subject.needed_bytes()),
                 keep=Path(keep),
                 # A rolling cache's unused rows are whatever lay in memory; what they may spoil is in the logits.
                 finite_caches=False,
                 progress=progress,
             )
+            if whole:
+                with np.load(Path(keep) / f"{_TALK}.npz") as held:
+                    outputs.append(held[next(iter(subject.graph.outputs))])
+                continue
             parts = [np.load(Path(keep) / f"{_TALK}.{number}.npy") for number in range(len(calls))]
         outputs.append(np.concatenate(parts, 1))
     wanted, found = outputs
@@ -127,10 +140,10 @@ def measure(path: Path, subject: Subject, progress: Progress | None = None) -> Q
 
 def _written(subject: Subject, folder: Path, progress: Progress | None) -> Path:
     folder.mkdir()
-    model, _ = lower_graph(
+    lowered = lower_parts(
         subject.graph, target=subject.target, weights=subject.weights, max_model_len=subject.max_model_len
     )
-    write(model, folder, progress)
+    write_files({name: model for name, (model, _) in lowered.items()}, folder, progress)
     return folder / MODEL
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -61,6 +61,24 @@ class QuantizedWeights:
     float_bytes: int
     quantized_bytes: int
     kept_bytes: int
+
+
+def together(found: Sequence[QuantizedWeights | None]) -> QuantizedWeights | None:
+    """What became of the weights of several files; a weight of two of them counts in both."""
+    first, *others = found
+    if first is None or not others:
+        return first
+    rest = together(others)
+    assert rest is not None, "files of one export are quantised alike"
+    kept = {reason: (*first.kept.get(reason, ()), *rest.kept.get(reason, ())) for reason in {**first.kept, **rest.kept}}
+    return replace(
+        first,
+        nodes=dict(Counter(first.nodes) + Counter(rest.nodes)),
+        kept=kept,
+        float_bytes=first.float_bytes + rest.float_bytes,
+        quantized_bytes=first.quantized_bytes + rest.quantized_bytes,
+        kept_bytes=first.kept_bytes + rest.kept_bytes,
+    )
 
 
 def mark_small(graph: ir.Graph, quant: Quantization) -> None:

@@ -27,6 +27,7 @@ class CacheInput:
         bytes_per_token: bytes a token of the capacity and a sequence, rounded down where a row comes every few tokens; 0 for a
             cache of fixed size.
         bytes_per_sequence: bytes a sequence whatever its length; 0 for a cache that grows.
+        bytes_per_source_token: bytes a token of the encoder and a sequence; 0 for what a decoder keeps of its own text.
     """
 
     name: str
@@ -35,6 +36,7 @@ class CacheInput:
     shape: tuple[int | str, ...]
     bytes_per_token: int
     bytes_per_sequence: int
+    bytes_per_source_token: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +85,12 @@ class ExportReport:
         return asdict(self) | {"placement": None if self.placement is None else self.placement.to_json()}
 
 
-def count_nodes(model: ir.Model) -> dict[str, int]:
-    """op type -> nodes, most frequent first."""
+def count_nodes(*models: ir.Model) -> dict[str, int]:
+    """op type -> nodes of all of them, most frequent first."""
     counts = Counter(
-        f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
+        f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        for model in models
+        for node in model.graph.all_nodes()
     )
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
@@ -108,9 +112,9 @@ def cache_inputs(ctx: Lowering) -> tuple[CacheInput, ...]:
         assert value.dtype is not None
         dims = [dim if isinstance(dim, int) else str(dim) for dim in value.shape.dims]
         tokens = next(filter(None, map(tokens_a_row, dims)), None)
-        grows = tokens is not None
+        grows, of_source = tokens is not None, "source" in dims
         # Of a rolling cache, whose rows another runtime counts, those that the window needs.
-        counted = dims if grows else (*states[names[past]].allocated[:-1], dims[-1])
+        counted = dims if grows or of_source else (*states[names[past]].allocated[:-1], dims[-1])
         size = prod(dim for dim in counted if isinstance(dim, int)) * NUMPY_DTYPES[value.dtype].itemsize
         found.append(
             CacheInput(
@@ -119,7 +123,8 @@ def cache_inputs(ctx: Lowering) -> tuple[CacheInput, ...]:
                 dtype=NUMPY_DTYPES[value.dtype].name,
                 shape=tuple(dims),
                 bytes_per_token=0 if tokens is None else size // tokens,
-                bytes_per_sequence=0 if grows else size,
+                bytes_per_sequence=0 if grows or of_source else size,
+                bytes_per_source_token=size if of_source else 0,
             )
         )
     return tuple(found)

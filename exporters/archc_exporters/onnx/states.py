@@ -18,6 +18,12 @@ LENGTHS = {
 """The inputs of every file beside its caches, int64: past and valid new tokens a row, past + padded seq a row, its maximum."""
 GENAI_INPUTS = {"input_ids": ("batch", "seq"), "attention_mask": ("batch", "total"), "position_ids": ("batch", "seq")}
 """What onnxruntime-genai feeds instead, int64: ones for the tokens that a row holds, and positions of the new ones."""
+ENCODER = "encoder_"
+"""Begins the name of an input that tells of an encoder's tokens."""
+ENCODER_MASK = "encoder_attention_mask"
+"""The only one of them that a decoder reads too."""
+ENCODER_FILE = "encoder.onnx"
+"""Where an encoder lies that a decoder reads, beside ``model.onnx``."""
 ROLLING = "window_capacity_"
 """Begins the name of a rolling cache's dimension of rows; the window, which is the least number of them, ends it."""
 _STEPS = re.compile(r"^ceil\(\(capacity\)/(?P<tokens>\d+)\)$")

@@ -8,8 +8,8 @@ import onnx_ir as ir
 from archc.errors import GraphError
 from archc.graph.graph import CAPACITY_MULTIPLE
 from archc_exporters.onnx.context import Lowering
-from archc_exporters.onnx.parts import ENCODER, ENCODER_MASK
 from archc_exporters.onnx.prune import LAST_TOKEN
+from archc_exporters.onnx.states import ENCODER, ENCODER_MASK
 
 
 def new_tokens(ctx: Lowering) -> ir.Value:

@@ -16,10 +16,15 @@ from onnx.checker import ValidationError, check_model
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from archc.errors import CheckFailedError
-from archc_exporters.onnx.states import PAST, present_name
+from archc_exporters.onnx.states import PAST, PRESENT, present_name
 
 _PACKED: dict[int, int] = {onnx.TensorProto.INT4: 2, onnx.TensorProto.UINT4: 2}
 """Elements a byte of types that are narrower than one."""
+
+SOURCE = "source"
+"""The dimension of an encoder's tokens."""
+_TOKENS = {"input_ids": "seq", "attention_mask": "seq", "encoder_input_ids": SOURCE, "encoder_attention_mask": SOURCE}
+"""Inputs that have an entry a token, and the name of that dimension."""
 
 
 def check_structure(path: Path, *, has_data: bool = True) -> str:
@@ -120,22 +125,30 @@ def _size_problems(graph: onnx.GraphProto) -> Iterator[str]:
     for value in (*graph.input, *graph.output):
         if not all(_dims(value)):
             yield f"{value.name} has no shape, or dimensions without a name or a number"
-    ids = next(value for value in graph.input if value.name == "input_ids")
-    if _dims(ids) != ["batch", "seq"]:
-        yield f"input_ids is {_dims(ids)}, not ['batch', 'seq']"
+    inputs = {value.name: value for value in graph.input}
+    for name, tokens in ((name, tokens) for name, tokens in _TOKENS.items() if name in inputs):
+        if _dims(inputs[name]) != ["batch", tokens]:
+            yield f"{name} is {_dims(inputs[name])}, not ['batch', '{tokens}']"
     for output in graph.output:
         if _dims(output)[:1] != ["batch"]:
             yield f"{output.name} is {_dims(output)}; its first dimension should be batch"
-    # With the head on the last token alone, seq is 1.
-    if _dims(graph.output[0])[1:2] not in (["seq"], [1]):
-        yield f"{graph.output[0].name} is {_dims(graph.output[0])}; its second dimension should be seq"
+    # With the head on the last token alone, seq is 1; a head over one vector has none, and pictures have a fixed number.
+    first = graph.output[0]
+    counts = "input_ids" in inputs and len(_dims(first)) > 2
+    if counts and _dims(first)[1:2] not in (["seq"], [1]):
+        yield f"{first.name} is {_dims(first)}; its second dimension should be seq"
 
 
 def _cache_problems(graph: onnx.GraphProto) -> Iterator[str]:
-    outputs = {value.name: value for value in graph.output[1:]}
+    outputs = {value.name: value for value in graph.output if value.name.startswith(f"{PRESENT}.")}
+    if "input_ids" not in {value.name for value in graph.input}:
+        # An encoder's file gives what another file keeps.
+        outputs = {name: value for name, value in outputs.items() if SOURCE not in _dims(value)}
     for past in (value for value in graph.input if value.name.startswith(PAST)):
         present = outputs.pop(present_name(past.name), None)
         if present is None:
+            if SOURCE in _dims(past):
+                continue
             yield f"{past.name} has no output {present_name(past.name)}"
             continue
         types = past.type.tensor_type.elem_type, present.type.tensor_type.elem_type

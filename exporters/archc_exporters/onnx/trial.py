@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from archc.errors import CheckFailedError
 from archc_exporters.onnx import check_child
+from archc_exporters.onnx.arrays import Array
 from archc_exporters.onnx.check_child import Call, Job
 from archc_exporters.onnx.write import Progress
 
@@ -27,6 +30,8 @@ _BYTES_A_SECOND = 10e6
 _SAID_CHARACTERS = 2000
 
 Talks = Mapping[str, Sequence[Call]]
+Feeds = Mapping[str, Array]
+"""Inputs of a file by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +56,12 @@ def try_file(
     keep: Path | None = None,
     finite_caches: bool = True,
     progress: Progress | None = None,
+    given: Feeds | None = None,
+    passes: Mapping[str, Feeds] | None = None,
 ) -> Cost:
     """Run conversations on the file in a child process; outputs go to the folder ``keep`` as ``{name}.{call}.npy``.
+
+    ``given`` and ``passes`` are those of a ``Job``, as arrays.
 
     Raises:
         CheckFailedError: the file does not load or run, its numbers are not finite, the process died or took too long.
@@ -60,10 +69,25 @@ def try_file(
     started = time.perf_counter()
     job = Job(model=str(path), capacity=capacity, threads=0, keep=str(keep or ""), caches=finite_caches, talks=talks)
     with tempfile.TemporaryDirectory(prefix="archc-check-") as folder:
+        job |= saved(Path(folder), given, passes)
         order = Path(folder) / "job.json"
         order.write_text(json.dumps(job), encoding="utf-8")
         peak = _follow(path.name, order, started + limit_seconds, limit_seconds, progress)
     return Cost(seconds=time.perf_counter() - started, peak_bytes=peak)
+
+
+def saved(folder: Path, given: Feeds | None, passes: Mapping[str, Feeds] | None) -> Any:
+    """The entries of a ``Job`` for arrays, which are written into a folder."""
+
+    def save(name: str, feeds: Feeds) -> str:
+        path = folder / f"{name}.npz"
+        np.savez(path, **feeds)  # pyright: ignore[reportArgumentType] - names of arrays
+        return str(path)
+
+    found: dict[str, Any] = {"given": save("given", given)} if given else {}
+    if passes:
+        found["passes"] = {name: save(f"pass {number}", feeds) for number, (name, feeds) in enumerate(passes.items())}
+    return found
 
 
 def _follow(name: str, order: Path, deadline: float, limit_seconds: float, progress: Progress | None) -> int | None:

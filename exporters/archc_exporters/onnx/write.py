@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -31,19 +31,40 @@ def write(model: ir.Model, folder: Path, progress: Progress | None = None, *, ha
         ArchcError: the disk has no room, or a weight can't be read or held.
         OSError: writing failed all the same.
     """
-    stored = {value: tensor for value in model.graph.initializers.values() if (tensor := _external(value)) is not None}
-    places = _places(list(stored.values()), folder)
+    return write_files({MODEL: model}, folder, progress, has_data=has_data)
+
+
+def write_files(
+    models: Mapping[str, ir.Model], folder: Path, progress: Progress | None = None, *, has_data: bool = True
+) -> int:
+    """``write`` of several models, by the names of their files, over one data file that holds a weight of both once."""
+    stored: dict[Hashable, list[ir.Value]] = {}
+    for name, model in models.items():
+        for value in model.graph.initializers.values():
+            if (tensor := _external(value)) is not None:
+                stored.setdefault(_identity(name, tensor), []).append(value)
+    tensors = [tensor for values in stored.values() if (tensor := values[0].const_value) is not None]
+    places = _places(tensors, folder)
     data_bytes = max(((place.offset or 0) + (place.length or 0) for place in places), default=0)
     if has_data:
         _require_disk(folder, data_bytes)
-        _write_data(list(stored.values()), places, folder / DATA, progress)
-    for value, place in zip(stored, places, strict=True):
-        value.const_value = place
-    try:
-        ir.save(model, folder / MODEL)
-    except OSError as error:
-        raise _naming(error, folder / MODEL) from error
+        _write_data(tensors, places, folder / DATA, progress)
+    for values, place in zip(stored.values(), places, strict=True):
+        for value in values:
+            value.const_value = place
+    for name, model in models.items():
+        try:
+            ir.save(model, folder / name)
+        except OSError as error:
+            raise _naming(error, folder / name) from error
     return data_bytes
+
+
+def _identity(file: str, tensor: ir.TensorProtocol) -> Hashable:
+    """Equal for two weights that are one: lowerings name them by what they are made from, and how."""
+    if isinstance(tensor, ir.LazyTensor):
+        return (tensor.name, tensor.dtype, tuple(tensor.shape.numpy()))
+    return (file, id(tensor))
 
 
 def _external(value: ir.Value) -> ir.TensorProtocol | None:

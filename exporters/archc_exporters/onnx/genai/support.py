@@ -10,7 +10,7 @@ from archc.graph.graph import Graph, walk_scopes
 from archc.ir.values import Node, State
 from archc.ops.attention import Attention
 from archc_exporters.onnx.limits import group_query_objection
-from archc_exporters.onnx.states import onnx_state_names
+from archc_exporters.onnx.states import ENCODER, onnx_state_names
 from archc_exporters.onnx.target import Target
 
 _CACHE = re.compile(r"^past_key_values\.(?P<layer>\d+)\.(?P<ending>[a-z_]+)$")
@@ -46,9 +46,15 @@ def _objections(graph: Graph, target: Target) -> Iterator[tuple[str, str]]:
     """(where, why) of everything that its runtime has no place for."""
     if "logits" not in graph.outputs:
         yield "head", f"gives {', '.join(graph.outputs)}, and generation needs logits"
+    if graph.mask == "bidirectional":
+        yield "stack", "sees all tokens at once, and its runtime generates"
+        return
     for name in graph.inputs:
-        if name not in ("input_ids", "positions"):
-            yield name, "is a second input of ids, which its runtime does not feed"
+        if name.startswith(ENCODER):
+            yield name, "is an encoder's, and its runtime takes decoders alone as they are"
+        elif name not in ("input_ids", "positions"):
+            what = "the length of a prefix" if name == "prefix_length" else "a second input of ids"
+            yield name, f"is {what}, which its runtime does not feed"
     for scope, _, op in attention_nodes(graph):
         yield from ((scope, reason) for reason in _attention_objections(op, target))
     yield from _state_objections(graph)
@@ -69,7 +75,7 @@ def _state_objections(graph: Graph) -> Iterator[tuple[str, str]]:
     names = onnx_state_names(graph)
     layers: dict[str, set[str]] = {}
     shapes: dict[str, tuple[str, tuple[object, ...]]] = {}
-    for state in graph.states():
+    for state in (name for name, kept in graph.states().items() if kept.growth != "source"):
         match = _CACHE.match(names[state])
         if match is None or match["ending"] not in _PAIRS:
             ending = names[state].rpartition(".")[2]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from archc_exporters.onnx.placement.copies import Copy, copies
@@ -202,3 +202,21 @@ def _joined(names: Iterable[str]) -> str:
     names = list(names)
     more = f" and {len(names) - SHOWN_NODES} more" if len(names) > SHOWN_NODES else ""
     return ", ".join(names[:SHOWN_NODES]) + more
+
+
+def placed_together(found: Sequence[Placement]) -> Placement | None:
+    """Where the nodes of several files go; None where none was asked."""
+    if not found:
+        return None
+    nodes: dict[str, dict[str, int]] = {}
+    for each in found:
+        for op, counts in each.nodes.items():
+            nodes[op] = dict(Counter(nodes.get(op, {})) + Counter(counts))
+    return replace(
+        found[0],
+        nodes=nodes,
+        off=tuple(node for each in found for node in each.off),
+        memcpy=tuple(copy for each in found for copy in each.memcpy),
+        decomposed=tuple(one for each in found for one in each.decomposed),
+        limits=tuple(limit for each in found for limit in each.limits),
+    )
