@@ -20,6 +20,7 @@ SPECS = (
     "kimi-linear-48b-a3b",
     "deepseek-v3",
     "deepseek-v3.2",
+    "deepseek-v4-flash",
     "nsa-demo",
     "moba-demo",
     "llama-3-8b",
@@ -35,6 +36,7 @@ SPECS = (
     "performer",
     "linformer",
     "t5-base",
+    "demo-yoco",
 )
 """Specs of the table, in its order."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from archc.graph.graph import resolve_dtype
 from archc.ir.op import Form, Op
 from archc.ir.size import Dim, ceil_div, minimum, product, symbol
-from archc.ir.values import Body, Node, Param, TensorType, Value
+from archc.ir.values import Body, Node, Param, Value
 from archc.units import DTYPE_BITS
 
 LENGTH, BATCH = symbol("n"), symbol("batch")
@@ -102,18 +102,29 @@ def cache_bytes(op: Op, node: Node, dtype: str) -> Dim:
 
 
 def _activations(node: Node, dtype: str, env: dict[str, Dim]) -> Dim:
-    """Every input and output once; cached rows are left to the state that they are."""
-    types: list[TensorType] = [value.type for value in {*node.inputs, *node.outputs} if not _is_cache(value)]
+    """Every input and output once; cached rows are left to the state that they are.
+
+    An op without a state that reads rows of past tokens reads another layer's cache, in the dtype that this is kept in.
+    """
     total: Dim = 0
-    for kind in types:
-        total = total + _bytes(product(kind.shape), resolve_dtype(kind.dtype, dtype), env)
+    for value in {*node.inputs, *node.outputs}:
+        kind = value.type
+        if _is_long(value) and _is_cache(value):
+            continue
+        own = kind.dtype
+        if not node.states and _is_long(value):
+            own = getattr(node.op, "cache_dtype", own)
+        total = total + _bytes(product(kind.shape), resolve_dtype(own, dtype), env)
     return total
 
 
+def _is_long(value: Value) -> bool:
+    """Whether it has numbers for past tokens, too."""
+    return any(_at(dim, {"past": 0}) != dim for dim in value.shape)
+
+
 def _is_cache(value: Value) -> bool:
-    """Whether an op with a state gives its rows, past ones too, to other ops of the same body."""
-    if not any(_at(dim, {"past": 0}) != dim for dim in value.shape):
-        return False
+    """Whether it is made in its body by an op with a state, whose rows it then is."""
     return any(isinstance(item, Node) and item.states and value in item.outputs for item in value.home.items)
 
 

@@ -42,8 +42,9 @@ def full_attention(body: Body, dtype: str, *, mask: str) -> tuple[str, Costs] | 
 
 
 def _mixing(body: Body) -> Node | None:
-    """The node over the heads: the first with a state that is no convolution's, else the first with heads and work."""
+    """The node over the heads: with heads and a state, else with heads and work, else with a state that is no convolution's."""
     nodes = list(nodes_of(body))
-    with_state = (node for node in nodes if any(state.role != "convolution" for state in node.states.values()))
-    with_heads = (node for node in nodes if hasattr(node.op, "num_heads") and flops_of(node.op, node, "prefill") != 0)
-    return next(with_state, next(with_heads, None))
+    with_heads = [node for node in nodes if hasattr(node.op, "num_heads") and flops_of(node.op, node, "prefill") != 0]
+    with_state = [node for node in nodes if any(state.role != "convolution" for state in node.states.values())]
+    both = [node for node in with_heads if node in with_state]
+    return next(iter([*both, *with_heads, *with_state]), None)

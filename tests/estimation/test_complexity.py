@@ -38,6 +38,8 @@ GROWTHS = {
     ("deepseek-v3.2", "dsa"): ("O(n^2)", "O(n)", "O(n)"),
     ("nsa-demo", "nsa"): ("O(n^2)", "O(n)", "O(n)"),
     ("moba-demo", "moba"): ("O(n^2)", "O(n)", "O(n)"),
+    ("deepseek-v4-flash", "window"): ("O(n·w)", "O(w)", "O(w)"),
+    ("deepseek-v4-flash", "csa"): ("O(n^2)", "O(n)", "O(n)"),
 }
 
 
@@ -231,6 +233,24 @@ def test_attention_to_chosen_keys_reads_no_others():
     # A row of latents beside an index key of 128 channels, until 2048 rows are chosen; then the index key alone.
     assert read[1] - read[0] == read[2] - read[1] == 2 * (576 + 128)
     assert read[3] - read[2] == read[5] - read[4] == 2 * 128
+
+
+def test_a_layer_that_reads_the_cache_of_another_keeps_none_and_reads_the_same_rows():
+    kinds = {kind.name: kind for kind in complexity("demo-yoco").kinds}
+    assert [str(one) for one in kinds["reuse"].growth.values()] == ["O(n^2)", "O(n)", "-"]
+    slopes = [
+        evaluate(kinds[name].costs.decode_bytes, {"n": 1001, "batch": 1})
+        - evaluate(kinds[name].costs.decode_bytes, {"n": 1000, "batch": 1})
+        for name in ("global", "reuse")
+    ]
+    # Keys and values of four heads of 128 channels in a byte each.
+    assert slopes == [2 * 4 * 128] * 2
+
+
+def test_a_mixer_of_several_ops_is_compared_by_the_one_with_heads():
+    csa = kind_of("deepseek-v4-flash", "csa").overtakes
+    assert csa is not None
+    assert csa.against == "gqa of 64 x 512"
 
 
 STACKS = """\
