@@ -20,7 +20,7 @@ from archc.checkpoint.plan import Part
 from archc.checkpoint.reading import CONFIG, read_json
 from archc.checkpoint.rules import Naming, canonical, renamed
 from archc.checkpoint.staging import ORIGIN, SPEC, digest, staged
-from archc.checkpoint.tensors import DTYPES, Stored, opened
+from archc.checkpoint.tensors import Stored, legal_dtypes, opened
 from archc.checkpoint.writing import SHARD_BYTES, Writer
 from archc.errors import ArchcError
 
@@ -247,9 +247,9 @@ def _misfits(stored: Stored, imported: Imported) -> list[str]:
         *(f"{name} is missing" for name in shapes if name not in stored.shapes),
         *(f"{name} is no weight of the model" for name in stored.shapes if name not in shapes),
         *(
-            f"{name} is {dtype}; weights should be {', '.join(DTYPES)}"
-            for name, dtype in stored.dtypes.items()
-            if dtype not in DTYPES
+            f"{name} is {stored.dtypes[name]}; weights should be {', '.join(legal)}"
+            for name, param in imported.graph.params().items()
+            if name in stored.dtypes and stored.dtypes[name] not in (legal := legal_dtypes(param))
         ),
         *(
             f"{name} is {list(stored.shapes[name])}, not {list(shape)}"

@@ -14,9 +14,10 @@ from archc.checkpoint.importing import Imported, import_config
 from archc.checkpoint.plan import Match, Part, Plan, match, naming_of, plan
 from archc.checkpoint.reading import has_tensors
 from archc.checkpoint.rules import Naming, Rule, renamed
-from archc.checkpoint.tensors import DTYPES, Shape, Stored, opened
+from archc.checkpoint.tensors import Shape, Stored, legal_dtypes, opened
 from archc.errors import ArchcError
 from archc.graph.graph import Graph
+from archc.ir.values import Param
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def checked(stored: Stored, model: Model, *, allow_unused: Sequence[str] = ()) -
         allow_unused=allow_unused,
         copies=tuple(copies),
     )
-    dtypes, strange = _dtypes(found.parts, matched.names, stored)
+    dtypes, strange = _dtypes(found.parts, matched.names, stored, model.graph.params())
     hints = list(matched.hints)
     quantised = _quantisation(model.config)
     if strange or quantised is not None:
@@ -193,7 +194,9 @@ def raise_all(source: Path, problems: Sequence[str], hints: Sequence[str] = ()) 
         )
 
 
-def _dtypes(parts: Sequence[Part], names: Mapping[str, str], stored: Stored) -> tuple[dict[str, str], list[str]]:
+def _dtypes(
+    parts: Sequence[Part], names: Mapping[str, str], stored: Stored, params: Mapping[str, Param]
+) -> tuple[dict[str, str], list[str]]:
     """(dtype of every weight: that of the tensors that fill it, which must agree; problems)."""
     dtypes: dict[str, str] = {}
     problems: list[str] = []
@@ -202,8 +205,9 @@ def _dtypes(parts: Sequence[Part], names: Mapping[str, str], stored: Stored) -> 
         dtype = stored.dtypes.get(name)
         if dtype is None:
             continue
-        if dtype not in DTYPES:
-            problems.append(f"{name} is {dtype}; weights should be {', '.join(DTYPES)}")
+        legal = legal_dtypes(params[part.ours[0]])
+        if dtype not in legal:
+            problems.append(f"{name} is {dtype}; weights should be {', '.join(legal)}")
             continue
         for ours in part.ours:
             if dtypes.setdefault(ours, dtype) != dtype:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from archc.checkpoint.reading import INDEX, MAX_INDEX_BYTES, WHOLE, is_plain, read_json
 from archc.errors import ArchcError
+from archc.ir.values import Param
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -32,8 +33,17 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
 }
 """What weights may be stored in."""
+INTEGERS = ("I64", "I32")
+FLOATS = tuple(name for name in DTYPES if name not in INTEGERS)
+
+
+def legal_dtypes(param: Param) -> tuple[str, ...]:
+    """What a weight may be stored in: a table of ids in integers, every other in floats, or it would be a quantised one."""
+    return INTEGERS if param.dtype.startswith("int") else FLOATS
 
 
 @dataclass(frozen=True, slots=True)

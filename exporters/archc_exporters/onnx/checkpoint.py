@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from archc.checkpoint.tensors import DTYPES, files_of, header_of
+from archc.checkpoint.tensors import DTYPES, FLOATS, files_of, header_of, legal_dtypes
 from archc.errors import ArchcError
 from archc.ir.values import Param
 from archc_exporters.onnx.arrays import Array
@@ -77,7 +77,7 @@ def _homes(file: Path) -> dict[str, _Home]:
     header, begin = header_of(file)
     other = [f"{name} is {entry['dtype']}" for name, entry in header.items() if entry["dtype"] not in DTYPES]
     if other:
-        raise ArchcError(f"{file}: {listed(other)}; weights should be {', '.join(DTYPES)}")
+        raise ArchcError(f"{file}: {listed(other)}; weights should be {', '.join(FLOATS)}")
     return {
         name: _Home(file, begin + entry["data_offsets"][0], entry["dtype"], tuple(entry["shape"]))
         for name, entry in header.items()
@@ -90,7 +90,13 @@ def _match(path: Path, homes: dict[str, _Home], params: dict[str, Param]) -> Non
         for name, param in params.items()
         if name in homes and homes[name].shape != param.shape
     ]
+    strange = [
+        f"{name} is {homes[name].dtype}"
+        for name, param in params.items()
+        if name in homes and homes[name].dtype not in legal_dtypes(param)
+    ]
     problems = (
+        (strange, "tensors have a dtype that their weights can't have"),
         ([name for name in params if name not in homes], "weights of the model are not in the file"),
         ([name for name in homes if name not in params], "tensors of the file belong to no weight"),
         (wrong, "tensors have another shape"),

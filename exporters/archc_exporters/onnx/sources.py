@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archc.errors import ArchcError
-from archc.ir.values import MODEL_DTYPE, Param
+from archc.ir.values import DISTINCT, MODEL_DTYPE, Param
 from archc_exporters.onnx.arrays import NUMPY_DTYPES, Array
 
 _NORMAL_STD = 0.02
@@ -24,6 +24,9 @@ class RandomWeights:
     def read(self, name: str, param: Param) -> Array:
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
         rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        if param.init.startswith(DISTINCT):
+            noise = rng.random((param.shape[0], int(param.init.removeprefix(DISTINCT))), np.float32)
+            return noise.argsort(-1)[:, : param.shape[1]]
         out = np.empty(param.elements, self._dtype if param.dtype == MODEL_DTYPE else np.float32)
         # In blocks, so that a 16-bit tensor of many gigabytes never exists in float32.
         for start in range(0, out.size, _BLOCK_ELEMENTS):
