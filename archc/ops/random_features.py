@@ -10,7 +10,7 @@ from operator import mul
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
-from archc.ir.size import BATCH, SEQ, Dim
+from archc.ir.size import BATCH, Dim
 from archc.ir.values import TensorType
 
 MAX_EXPONENT = 60.0
@@ -42,7 +42,7 @@ class RandomFeatures(Op):
         return (TensorType((*x.shape[:-1], x.width // self.head_dim * self.num_features), "float32", x.axis),)
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
-        return BATCH * SEQ * (2 * inputs[0].width * self.num_features)
+        return BATCH * inputs[0].shape[1] * (2 * inputs[0].width * self.num_features)
 
     def directions(self) -> tuple[tuple[float, ...], ...]:
         """The w_i, ``num_features`` of ``head_dim`` numbers."""

@@ -20,7 +20,7 @@ from tests.plugins.test_references import drawn, weights_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-LENGTH, LONGEST, HEADS, WIDTH, ROWS = 14, 20, 2, 8, 5
+LENGTH, LONGEST, HEADS, WIDTH, ROWS = 14, 40, 2, 8, 5
 STACK = (
     "{num_layers: 1, block: {kind: pre_norm, mixer_norm: false}, layers: mixer, final_norm: false, mask: bidirectional}"
 )
@@ -130,6 +130,28 @@ def test_nothing_is_kept_and_costs_grow_with_the_text(name):
     assert two - one == three - two > 0
 
 
+@pytest.mark.parametrize("name", ["linear", "performer", "headwise"])
+def test_an_encoder_that_a_decoder_reads_keeps_the_contract(contract, name):
+    from archc.testing.placing import spec_text
+
+    kind, keys = ("linformer", {"projected_length": 5}) if name == "headwise" else (name, {})
+    keys = {"num_heads": 2, "head_dim": 8, **keys} | ({"num_features": 12} if name == "performer" else {})
+    layers = {"num_layers": 2, "block": "pre_norm", "ffn": "ffn"}
+    mixers = {"kind": {"kind": kind, **keys}, "attn": {"kind": "gqa", "num_heads": 2, "num_kv_heads": 2, "head_dim": 8}}
+    around = {
+        "position": "learned",
+        "mixers": mixers,
+        "encoder": {**layers, "mixer": "kind"},
+        "decoder": {**layers, "mixer": "attn", "cross": "attn"},
+    }
+    contract(spec_text("ffn", "swiglu", {"intermediate_size": 24}, around))
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_in_an_encoder_each_kind_keeps_the_contract(contract, name):
+    contract(text(MIXERS[name], TWO, "learned", more=""))
+
+
 def test_a_performer_with_many_features_is_nearly_bidirectional_attention():
     texts = [
         text("{kind: gqa, num_heads: 2, num_kv_heads: 2, head_dim: 8}"),
@@ -156,7 +178,7 @@ def test_sharing_says_how_many_projections_of_the_text_two_layers_have(sharing, 
 
 def test_a_text_longer_than_the_projections_is_refused():
     model = build(loads_spec(text(LINFORMER["headwise"])), device="cpu", seed=0)
-    with pytest.raises(ValueError, match="positions are learned up to max_position_embeddings, 20"):
+    with pytest.raises(ValueError, match="positions are learned up to max_position_embeddings, 40"):
         model(torch.zeros(1, LONGEST + 1, dtype=torch.int64))
 
 
