@@ -96,9 +96,19 @@ def performer_written_out(x, w, count=12, seed=0):
     return joined(scores / scores.sum(-1, keepdim=True) @ v) @ w["o_proj.weight"].T
 
 
-def retnet_written_out(x, w):
+def turned(x, theta):
+    """x (heads, seq, d) times e^(i n theta^(-2m/d)), channels 2m and 2m + 1 being one complex number at position n."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    rates = theta ** (-torch.arange(pairs.shape[-1], dtype=torch.float64) / pairs.shape[-1])
+    angles = torch.arange(x.shape[1], dtype=torch.float64).unsqueeze(-1) * rates
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+def retnet_written_out(x, w, theta=None):
     """The parallel form as it is published: the decay matrix and the rows of scores normalised, then the norm of each head."""
     q, k, v, gate = (split(x @ w[f"{n}_proj.weight"].T) for n in "qkvg")
+    if theta is not None:
+        q, k = turned(q, theta), turned(k, theta)
     i, j = torch.arange(len(x)).unsqueeze(-1), torch.arange(len(x))
     decay = torch.stack([(1 - 2.0 ** (-5 - h)) ** (i - j).double() for h in range(HEADS)]).tril()
     decay = decay / decay.sum(-1, keepdim=True).sqrt()
@@ -152,6 +162,17 @@ def test_retention_is_its_published_parallel_form_whose_rescaling_the_norm_takes
     x = 1e3 * torch.randn(LENGTH, 16, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     with torch.no_grad():
         got, want = part(x.unsqueeze(0))[0], retnet_written_out(x, weights_of(model, "layers.0.mixer"))
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
+
+
+def test_queries_and_keys_of_retnet_turn_as_complex_numbers_under_an_interleaved_rope():
+    rope = "{kind: rope, theta: 100.0, interleaved: true}"
+    _, model = drawn(tiny(RETNET, stack=BARE % "mixer", position=rope, more="head: none"))
+    with torch.no_grad():
+        x = model.get_submodule("embed_tokens").weight.mul_(1e3)[:LENGTH]
+        got = model(torch.arange(LENGTH).unsqueeze(0))[0] - x
+        want = retnet_written_out(x, weights_of(model, "layers.0.mixer"), theta=100.0)
+    # Sines and cosines are float32 by design.
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
 
 
