@@ -97,13 +97,13 @@ def short(length: int) -> tuple[int, ...]:
     return (length, int(SHORT * length))
 
 
-def feed(graph: Graph) -> Given:
+def feed(graph: Graph, length: int = LENGTH) -> Given:
     """Random ids, numbers and lengths for every input of a graph but positions and masks of padding."""
     draw = torch.Generator().manual_seed(0)
     names = [name for name in graph.inputs if not name.endswith(("positions", "attention_mask"))]
     if "attention_mask" in names[0]:
         raise AssertionError(f"{names[0]} can't be the first input")
-    tensors = {name: _drawn(graph, name, graph.inputs[name], draw) for name in names}
+    tensors = {name: _drawn(graph, name, graph.inputs[name], draw, length) for name in names}
     main, *others = names
     by_token = {name for name in others if SEQ in graph.inputs[name].shape}
     source = {name for name in others if SOURCE in graph.inputs[name].shape or name.startswith("encoder_")}
@@ -116,10 +116,10 @@ def feed(graph: Graph) -> Given:
     )
 
 
-def _drawn(graph: Graph, name: str, value: Value, draw: torch.Generator) -> Tensor:
+def _drawn(graph: Graph, name: str, value: Value, draw: torch.Generator, length: int) -> Tensor:
     if name == "prefix_length":
         return torch.tensor(PREFIX)
-    shape = tuple(evaluate(dim, {"batch": BATCH, "seq": LENGTH, "source": SOURCE_LENGTH}) for dim in value.shape)
+    shape = tuple(evaluate(dim, {"batch": BATCH, "seq": length, "source": SOURCE_LENGTH}) for dim in value.shape)
     if value.dtype != "int64":
         return torch.randn(shape, generator=draw)
     return torch.randint(0, _bound(graph, name, value), shape, generator=draw)
@@ -130,7 +130,10 @@ def _bound(graph: Graph, name: str, value: Value) -> int:
     if name == "input_ids" and graph.vocab_size is not None:
         return graph.vocab_size
     tables = [node.op for node in graph.root.nodes() if value in node.inputs and isinstance(node.op, Embedding)]
-    return min((op.num_embeddings for op in tables), default=2)
+    rows = [op.num_embeddings for op in tables]
+    # A table that an encoder shares has rows that are no id's, which a file leaves out.
+    shared = [graph.vocab_size] if name == "encoder_input_ids" and graph.vocab_size is not None else []
+    return min([*rows, *shared], default=2)
 
 
 def _mask(counts: list[int], width: int, *, left: bool) -> Tensor:

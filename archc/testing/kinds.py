@@ -15,6 +15,7 @@ from archc.spec.load import loads_spec
 from archc.testing.contract import BATCH, FIRST, LENGTH, SECOND, Checked, check_spec, checks_of
 from archc.testing.onnx_values import check_onnx, missing
 from archc.testing.placing import spec_text
+from archc.testing.whole import passes
 
 ONNX_TOLERANCE = 10
 """How many times the tolerance of torch's own logits onnxruntime's get: its kernels sum in another order."""
@@ -53,7 +54,8 @@ def check_kind(
     ``kind`` is ``"family.name"`` of an installed kind, or a class, installed or not. It is placed with its YAML ``keys`` in a
     tiny spec, whose other sections ``around`` replaces, or in the text ``spec``. Then all of ``check_spec`` holds, and, where
     onnxruntime is installed, the exported file gives torch's outputs in float32: whole, in chunks, token by token and
-    ragged. A kind that ONNX can't say passes with ``onnx="a part of the reason"``; False leaves ONNX out.
+    ragged; padded on either side where a stack is bidirectional, or an encoder's tokens are. A kind that ONNX can't say
+    passes with ``onnx="a part of the reason"``; False leaves ONNX out.
 
     Raises:
         AssertionError: a promise does not hold; the message says which.
@@ -76,14 +78,15 @@ def _onnx(checked: Checked, onnx: bool | str, tolerance: float) -> str:
     if (absent := missing()) is not None:
         return f"ONNX: not checked ({absent})"
     try:
-        error = check_onnx(checked.graph, checked.model, checked.ids, WAYS, tolerance=tolerance)
+        error = check_onnx(checked.graph, checked.model, checked.ids, WAYS, tolerance=tolerance, given=checked.given)
     except CheckFailedError:
         raise
     except ArchcError as refused:
         refusal = str(refused)
     else:
         assert onnx is True, f"ONNX should refuse it ({onnx!r}), and exports it"
-        return f"ONNX = torch: {', '.join(WAYS)} (float32, {error:.1e} of the largest output)"
+        ways = passes(checked.graph) if checked.graph.mask == "bidirectional" else WAYS
+        return f"ONNX = torch: {', '.join(ways)} (float32, {error:.1e} of the largest output)"
     hint = "where that is right, say so: check_kind(…, onnx='a part of the reason')"
     assert onnx is not True, f"ONNX refuses it: {refusal} ({hint})"
     assert str(onnx) in refusal, f"ONNX refuses it for another reason than {onnx!r}: {refusal}"

@@ -106,7 +106,8 @@ def _step(talk: Conversation, name: str, number: int, call: Call, job: Job) -> N
     ids = np.asarray(call["ids"], np.int64)
     y = talk.step(ids, np.asarray(call["valid"], np.int64))
     batch, seq = ids.shape
-    if y.shape[:2] != (batch, call["columns"]):
+    # Of a head over one vector a text, there is a row a text.
+    if len(y) != batch or (y.ndim > 2 and y.shape[1] != call["columns"]):
         raise RefusedError(f"{name}: ({batch}, {seq}) tokens give {y.shape}, not ({batch}, {call['columns']}, ...)")
     if not np.isfinite(y).all():
         raise RefusedError(f"{name}: ({batch}, {seq}) tokens give numbers that are not finite")
