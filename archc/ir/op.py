@@ -84,6 +84,10 @@ class Op:
         """Forward FLOPs of matrix-like work, multiply-add = 2; elementwise work counts nothing."""
         return 0
 
+    def idle_roles(self, inputs: Sequence[TensorType]) -> tuple[str, ...]:
+        """Weights that a model has and that can't change what it computes: kept because published files hold them."""
+        return ()
+
     def active_elements(self, role: str, param: Param) -> int:
         """Elements of a weight that one token uses."""
         return param.elements

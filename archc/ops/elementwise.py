@@ -76,7 +76,8 @@ class GatedActivation(Op):
     """``act(alpha gate) gate (up + up_offset)``, the middle of a gated feed-forward.
 
     With ``limit`` L the gate is at most L and up lies within [-L, L]. For ``silu`` this is
-    ``gate sigmoid(alpha gate) (up + up_offset)``; ``alpha`` other than 1 is defined for ``silu`` only.
+    ``gate sigmoid(alpha gate) (up + up_offset)``; ``alpha`` other than 1 is defined for ``silu`` only. ``situ`` is
+    ``beta tanh(gate / beta) sigmoid(gate) up``, where up is ``linear_beta tanh(up / linear_beta)`` if there is one.
     """
 
     op_name = "gated_activation"
@@ -84,8 +85,14 @@ class GatedActivation(Op):
     limit: float | None = None
     alpha: float = 1.0
     up_offset: float = 0.0
+    beta: float | None = None
+    linear_beta: float | None = None
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if (self.function == "situ") is not (self.beta is not None):
+            raise GraphError(f"gated_activation: beta is what situ has, and {self.function} has {self.beta}")
+        if self.function == "situ":
+            return (_same(inputs, "gated_activation"),)
         if self.function not in ACTIVATIONS or (self.alpha != 1.0 and self.function != "silu"):
             raise GraphError(f"gated_activation: {self.function!r} with alpha {self.alpha} is not defined")
         return (_same(inputs, "gated_activation"),)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from archc.estimation.estimate import estimate
-from archc.graph.graph import Graph
+from archc.graph.graph import Graph, join, walk_scopes
 from archc.graph.lockfile import to_text
 from archc.graph.verify import verify
 from archc.ir.op import Pairs
@@ -158,10 +159,14 @@ def _check_gradients(model: nn.Module, twin: nn.Module, given: Given, tolerance:
         outputs = zip(given.run(each), directions, strict=True)
         torch.stack([(output * direction).sum() for output, direction in outputs]).sum().backward()
     judged = dict(twin.named_parameters())
+    idle = set(_idle(given.graph))
     for name, param in model.named_parameters():
         got, want = param.grad, judged[name].grad
         assert got is None or want is not None, f"{name} has no gradient in the twin"
         assert want is None or got is not None, f"{name} has no gradient, and has one in the twin"
+        if name in idle:
+            assert got is None and not _moves(model, param, given, before), f"{name} is said to be idle, and is not"
+            continue
         if got is None or want is None:
             # Weights that only choose, as an indexer's do, have none.
             assert _moves(model, param, given, before), f"{name} has no gradient and changes nothing"
@@ -171,6 +176,13 @@ def _check_gradients(model: nn.Module, twin: nn.Module, given: Given, tolerance:
         close(got, want, tolerance * max(1.0, float(want.abs().max())), f"the gradient of {name}")
         if not float(got.abs().max()):
             assert _moves(model, param, given, before), f"{name} changes nothing"
+
+
+def _idle(graph: Graph) -> Iterator[str]:
+    """Weights that an op says it keeps for nothing."""
+    for scope, node in walk_scopes(graph.root, ""):
+        for role in node.op.idle_roles([value.type for value in node.inputs]):
+            yield join(scope, node.params[role].name)
 
 
 def _moves(model: nn.Module, param: nn.Parameter, given: Given, before: tuple[Tensor, ...]) -> bool:

@@ -89,8 +89,6 @@ def moe(x: Tensor, weights: dict[str, Tensor], kind, *, eps: float) -> Tensor:
     correction = weights.get("router.e_score_correction_bias", torch.zeros(experts))
     words = (x.tolist(), weights["router.weight"].tolist(), bias.tolist(), correction.tolist())
     inner = x if kind.latent_size is None else weights["latent_down_proj.weight"] @ x
-    if kind.latent_norm:
-        inner = inner / torch.sqrt(inner.square().mean() + eps) * weights["latent_norm.weight"]
     total = torch.zeros_like(inner)
     for expert, share in route(*words, kind.router, kind.num_experts_per_tok).items():
         own = {name: weights[f"experts.{name}"][expert] for name in ("gate_proj", "up_proj", "down_proj")}
@@ -99,6 +97,8 @@ def moe(x: Tensor, weights: dict[str, Tensor], kind, *, eps: float) -> Tensor:
             total = total + _expert(share * inner, own, biases, kind.expert)
         else:
             total = total + share * _expert(inner, own, biases, kind.expert)
+    if kind.latent_norm:
+        total = total / torch.sqrt(total.square().mean() + eps) * weights["latent_norm.weight"]
     y = total if kind.latent_size is None else weights["latent_up_proj.weight"] @ total
     if kind.num_shared_experts:
         own = {name: weights[f"shared_experts.{name}.weight"] for name in ("gate_proj", "up_proj", "down_proj")}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,8 +44,33 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def gated(gate: Tensor, up: Tensor, *, function: str, limit: float | None, alpha: float, up_offset: float) -> Tensor:
-    """``act(alpha gate) gate (up + up_offset)`` with both branches clamped to ``limit``."""
+def gating_words(op: GatedActivation) -> dict[str, Any]:
+    """Keywords of ``gated``."""
+    return {
+        "function": op.function,
+        "limit": op.limit,
+        "alpha": op.alpha,
+        "up_offset": op.up_offset,
+        "beta": op.beta,
+        "linear_beta": op.linear_beta,
+    }
+
+
+def gated(
+    gate: Tensor,
+    up: Tensor,
+    *,
+    function: str,
+    limit: float | None,
+    alpha: float,
+    up_offset: float,
+    beta: float | None = None,
+    linear_beta: float | None = None,
+) -> Tensor:
+    """``act(alpha gate) gate (up + up_offset)`` with both branches clamped to ``limit``; situ caps both softly."""
+    if beta is not None:
+        up = up if linear_beta is None else soft_capped(up, linear_beta)
+        return soft_capped(gate, beta) * torch.sigmoid(gate) * up
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if up_offset:
@@ -85,8 +111,7 @@ def activation(node: Node, context: Context) -> Function:
 def gated_activation(node: Node, context: Context) -> Function:
     op = node.op
     assert isinstance(op, GatedActivation)
-    words = {"function": op.function, "limit": op.limit, "alpha": op.alpha, "up_offset": op.up_offset}
-    return Function(gated, words)
+    return Function(gated, gating_words(op))
 
 
 def soft_cap(node: Node, context: Context) -> Function:

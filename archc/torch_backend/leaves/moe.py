@@ -14,7 +14,7 @@ from archc.ir.values import Node
 from archc.ops import moe as ops
 from archc.ops.elementwise import GatedActivation
 from archc.torch_backend.context import Context
-from archc.torch_backend.leaves.elementwise import ACTIVATIONS, gated
+from archc.torch_backend.leaves.elementwise import ACTIVATIONS, gated, gating_words
 from archc.torch_backend.operators.grouped_linear import grouped_linear
 from archc.torch_backend.twins.moe import experts_twin
 
@@ -82,8 +82,7 @@ class Experts(nn.Module):
         super().__init__()
         act = op.activation
         self.function, self.weight_on, self.twin = act.function, op.weight_on, twin
-        if isinstance(act, GatedActivation):
-            self.limit, self.alpha, self.up_offset = act.limit, act.alpha, act.up_offset
+        self.gating = gating_words(act) if isinstance(act, GatedActivation) else {}
         for name in ("gate_proj", "gate_proj_bias", "up_proj_bias", "down_proj_bias"):
             self.register_parameter(name, None)
 
@@ -115,8 +114,7 @@ class Experts(nn.Module):
         """What stands between the projections of an expert."""
         if gate is None:
             return ACTIVATIONS[self.function](up)
-        words = {"function": self.function, "limit": self.limit, "alpha": self.alpha, "up_offset": self.up_offset}
-        return gated(gate, up, **words)
+        return gated(gate, up, **self.gating)
 
     def _project(
         self, rows: Tensor, weight: Tensor | None, bias: Tensor | None, ends_E: Tensor, sorted_R: Tensor

@@ -46,7 +46,10 @@ def clamped(ctx: Lowering, x: ir.Value, low: float | None, high: float) -> ir.Va
 
 
 def gated(ctx: Lowering, gate: ir.Value, up: ir.Value, gating: ops.GatedActivation) -> ir.Value:
-    """``act(alpha gate) gate (up + up_offset)``, both branches clamped where the gating says so."""
+    """``act(alpha gate) gate (up + up_offset)``, both branches clamped where the gating says so; situ caps both softly."""
+    if gating.beta is not None:
+        up = up if gating.linear_beta is None else soft_capped(ctx, up, gating.linear_beta)
+        return ctx.op("Mul", ctx.op("Mul", soft_capped(ctx, gate, gating.beta), ctx.op("Sigmoid", gate)), up)
     if gating.limit is not None:
         gate, up = clamped(ctx, gate, None, gating.limit), clamped(ctx, up, -gating.limit, gating.limit)
     if gating.up_offset:
@@ -86,7 +89,12 @@ def gated_activation(ctx: Lowering, node: Node, gate: ir.Value, up: ir.Value) ->
 
 def soft_cap(ctx: Lowering, node: Node, x: ir.Value) -> ir.Value:
     assert isinstance(node.op, ops.SoftCap)
-    cap = ctx.scalar(node.op.cap, x.dtype)
+    return soft_capped(ctx, x, node.op.cap)
+
+
+def soft_capped(ctx: Lowering, x: ir.Value, number: float) -> ir.Value:
+    """``number tanh(x / number)``."""
+    cap = ctx.scalar(number, x.dtype)
     return ctx.op("Mul", ctx.op("Tanh", ctx.op("Div", x, cap)), cap)
 
 

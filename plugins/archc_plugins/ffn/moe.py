@@ -35,7 +35,7 @@ class MoE(FFN):
     latent_size: PositiveInt | None = None
     """Width in which the routed experts work. Default: the model's."""
     latent_norm: bool = False
-    """A norm in that width."""
+    """A norm of the routed experts' sum, in that width (Kimi K3)."""
     router: Annotated[Any, Slot("router", default_kind="topk")]
     """What chooses and weighs the experts; its kind is topk unless stated."""
 
@@ -79,8 +79,6 @@ class MoE(FFN):
         inner = x
         if self.latent_size is not None:
             inner = g.linear("latent_down_proj", x, self.latent_size)
-            if self.latent_norm:
-                inner = g.norm("latent_norm", inner)
         activation, bias = self.expert.as_expert()
         op = Experts(
             num_experts=self.num_experts,
@@ -91,6 +89,8 @@ class MoE(FFN):
             weight_on=self.router.weighs(),
         )
         y = g.experts("experts", inner, indices, weights, op)
+        if self.latent_norm:
+            y = g.norm("latent_norm", y)
         if self.latent_size is not None:
             y = g.linear("latent_up_proj", y, x.width)
         if self.num_shared_experts:
