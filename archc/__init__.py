@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from archc.spec.load import load_spec, loads_spec
     from archc.torch_backend.build import build, cast, init, new_cache
     from archc.torch_backend.generate import generate
-    from archc.torch_backend.step import Step
+    from archc.torch_backend.step import Step, pad_right
     from archc.torch_backend.weights import load_weights, save_weights
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "load_weights",
     "loads_spec",
     "new_cache",
+    "pad_right",
     "save_weights",
 ]
 
@@ -48,6 +49,7 @@ _HOMES = {
     "load_weights": "archc.torch_backend.weights",
     "loads_spec": "archc.spec.load",
     "new_cache": "archc.torch_backend.build",
+    "pad_right": "archc.torch_backend.step",
     "save_weights": "archc.torch_backend.weights",
     "Step": "archc.torch_backend.step",
 }

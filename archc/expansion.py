@@ -59,6 +59,7 @@ def expand(spec: Spec) -> Graph:
         policies={name: rule for around in stacks for name, rule in around.policies(spec).items()},
         mtp=_mtp(spec) if spec.mtp is not None else None,
         start_id=_start_id(last.tokenizer) if len(stacks) > 1 else None,
+        source_vocab_size=(stacks[0].tokenizer.ids() or None) if len(stacks) > 1 else None,
     )
 
 

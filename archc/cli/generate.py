@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from archc.cli.options import Command, dtype_option, json_option, require_extra, set_option
-from archc.cli.writing_options import chunk_size_option, drawing_options, ids_option, prompt_options
+from archc.cli.writing_options import chunk_size_option, decoder_ids_option, drawing_options, ids_option, prompt_options
 
 
 @click.command("generate", cls=Command)
@@ -23,6 +23,7 @@ from archc.cli.writing_options import chunk_size_option, drawing_options, ids_op
     metavar="PATH",
     help="A tokenizer.json, or a folder with one. Default: that of DIR or SPEC.",
 )
+@decoder_ids_option
 @drawing_options
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="Where it runs. Default: cuda where there is one, else cpu."
@@ -43,6 +44,7 @@ def command(
     files: tuple[str, ...],
     weights: str | None,
     tokenizer: str | None,
+    decoder_ids: tuple[int, ...] | None,
     max_new_tokens: int | None,
     temperature: float,
     top_k: int,
@@ -60,6 +62,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Continue prompts on torch, with a SPEC, or with the model in DIR. Text goes to stdout as it comes.
+
+    A model with an encoder and a decoder reads a prompt with the one and answers with the other.
 
     DIR is a folder that archc build or archc convert wrote, or a Hugging Face checkpoint (config.json and safetensors).
     """
@@ -81,6 +85,7 @@ def command(
         model.generate,
         prompts,
         {
+            "decoder_ids": decoder_ids,
             "max_new_tokens": max_new_tokens,
             "temperature": temperature,
             "top_k": top_k,

@@ -37,19 +37,20 @@ OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A model that generates; ``text`` is None where there is no tokenizer."""
+    """A model that generates; ``text`` is None where there is no tokenizer, ``source`` is what reads an encoder's prompts."""
 
     model: nn.Module
     name: str
     device: str
     dtype: str
     text: Text | None
+    source: Text | None
     stop_ids: tuple[int, ...]
 
     @property
     def generate(self) -> Callable[..., Any]:
         """``archc.generate`` of this model and tokenizer."""
-        return partial(generate, self.model, tokenizer=self.text)
+        return partial(generate, self.model, tokenizer=self.text, source_tokenizer=self.source)
 
 
 def opened(
@@ -70,11 +71,16 @@ def opened(
     folder = Path(source) if Path(source).is_dir() else None
     spec = load_spec(source, overrides) if folder is None else _spec_of(folder, overrides)
     graph = expand(spec)
+    if graph.mask == "bidirectional":
+        raise ArchcError(
+            f"{graph.name} is an encoder: it sees a text as a whole and continues none. archc export writes it, and archc run "
+            f"gives its {', '.join(graph.outputs)}; in Python, model(ids, attention_mask) of archc.build does"
+        )
     place = _device(device)
     found = estimate(graph, dtype=dtype)
     if place == "cpu":
         require_memory(found.weights.bytes)
-    text = _text(spec, source, folder, tokenizer, needs_text=needs_text)
+    text, reader = _texts(spec, source, folder, tokenizer, needs_text=needs_text)
     held = Path(weights) if weights is not None else folder
     with busy(f"building {graph.name}, {gib(found.weights.bytes)}"):
         model = build(graph, device=place, dtype=found.dtype, seed=0 if held is None else None)
@@ -89,6 +95,7 @@ def opened(
         device=place,
         dtype=found.dtype,
         text=text,
+        source=reader,
         stop_ids=_stop_ids(spec, folder),
     )
 
@@ -115,17 +122,34 @@ def _device(asked: str | None) -> str:
     return asked or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _text(spec: Spec, source: str, folder: Path | None, given: str | None, *, needs_text: bool) -> Text | None:
-    """The tokenizer that was given, that lies in the folder, or that the spec says."""
-    kind = spec.tokenizer
-    assert isinstance(kind, Tokenizer)
+def _texts(
+    spec: Spec, source: str, folder: Path | None, given: str | None, *, needs_text: bool
+) -> tuple[Text | None, Text | None]:
+    """(what writes answers, what reads prompts): two where encoder and decoder have tokenizers of their own."""
+    kinds = [stack.tokenizer or spec.tokenizer for stack in spec.stacks().values()]
+    reads, writes = kinds[0], kinds[-1]
+    if reads is writes:
+        text = _text(writes, source, folder, given, needs_text=needs_text)
+        return text, text
+    if given is not None:
+        raise ArchcError(f"{source}: encoder and decoder have tokenizers of their own; the spec names their files")
+    answers, prompts = (
+        _text(kind, source, folder, None, needs_text=needs_text, is_own=True) for kind in (writes, reads)
+    )
+    return answers, prompts
+
+
+def _text(
+    kind: Tokenizer, source: str, folder: Path | None, given: str | None, *, needs_text: bool, is_own: bool = False
+) -> Text | None:
+    """The tokenizer that was given, that lies in the folder, or that the spec says; the last where a stack has its own."""
     if not needs_text and given is None and find_spec("tokenizers") is None:
         # Ids need none.
         return None
     if given is not None:
         path = Path(given)
         return _checked(read_tokenizer(path / TOKENIZER if path.is_dir() else path), given, kind)
-    if folder is not None and (folder / TOKENIZER).is_file():
+    if folder is not None and (folder / TOKENIZER).is_file() and not is_own:
         return _checked(read_tokenizer(folder / TOKENIZER), str(folder / TOKENIZER), kind)
     if not kind.has_file():
         if needs_text:
@@ -168,4 +192,4 @@ def _stop_ids(spec: Spec, folder: Path | None) -> tuple[int, ...]:
         ids: list[Any] = [stated] if isinstance(stated, int) else list(stated) if is_list(stated) else []
         if ids and all(isinstance(one, int) for one in ids):
             return tuple(ids)
-    return tuple(spec.tokenizer.role_ids("eos"))
+    return tuple((spec.main.tokenizer or spec.tokenizer).role_ids("eos"))

@@ -21,7 +21,7 @@ def ids_of(text: str) -> list[int]:
     return [int(part) for part in text.replace(",", " ").split()]
 
 
-def _stop_ids(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+def _plain_ids(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     try:
         return None if value is None else tuple(ids_of(value))
     except ValueError:
@@ -84,7 +84,7 @@ _DRAWING = (
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws."),
     click.option(
         "--stop-ids",
-        callback=_stop_ids,
+        callback=_plain_ids,
         metavar="1,2,3",
         help="Ids that end an answer. Default: the tokenizer's end of text.",
     ),
@@ -111,6 +111,16 @@ def chunk_size_option(function: Function) -> Function:
         default=512,
         show_default=True,
         help="Tokens of a prompt at a time.",
+    )(function)
+
+
+def decoder_ids_option(function: Function) -> Function:
+    """--decoder-ids of a decoder that reads an encoder."""
+    return click.option(
+        "--decoder-ids",
+        callback=_plain_ids,
+        metavar="1,2,3",
+        help="What the decoder of a prompt's encoder starts from. Default: the tokenizer's bos id, else its pad id.",
     )(function)
 
 

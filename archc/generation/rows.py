@@ -30,6 +30,22 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [several] if isinstance(several[0], int | np.integer) else several
 
 
+def unpadded(ids: Any, mask: Any) -> list[Prompt]:
+    """The rows of a batch of ids (batch, tokens) without their padding, on whatever side: where ``mask`` is 0.
+
+    Raises:
+        ArchcError: they are no such batch.
+    """
+    # Lists, arrays and tensors, wherever they are, are all told by their rows.
+    rows, seen = (
+        [[int(one) for one in row] for row in (batch.tolist() if hasattr(batch, "tolist") else batch)]
+        for batch in (ids, mask)
+    )
+    if [len(row) for row in rows] != [len(row) for row in seen]:
+        raise ArchcError("attention_mask should have a number for each id of a batch (batch, tokens)")
+    return [[one for one, flag in zip(row, flags, strict=True) if flag] for row, flags in zip(rows, seen, strict=True)]
+
+
 def prompt_ids(prompts: Sequence[Prompt], *, text: Text | None, vocab_size: int, hint: str) -> list[list[int]]:
     """The ids of every prompt. ``hint`` says where a text's tokenizer should have come from.
 

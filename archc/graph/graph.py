@@ -29,7 +29,8 @@ class Graph:
     layers, traced apart and counted apart.
     ``plugins`` maps "family:name" to (package, version). ``policies`` maps a mixer's name to its cache policy and the
     tokens a block where that gives out blocks: rules for counting, since what is computed is in the nodes. ``start_id`` is
-    what a decoder that reads an encoder is given first, unless its caller says otherwise: an id for whoever generates.
+    what a decoder that reads an encoder is given first, unless its caller says otherwise, and ``source_vocab_size`` are the
+    ids that the encoder knows: facts for whoever generates.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Graph:
     policies: dict[str, tuple[str, int | None]] = field(default_factory=dict[str, tuple[str, int | None]])
     mtp: Graph | None = None
     start_id: int | None = None
+    source_vocab_size: int | None = None
 
     def walk(self) -> Iterator[tuple[str, Node]]:
         """(full leaf path, node) in order of execution; nameless nodes have the path of their scope."""

@@ -8,22 +8,19 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from archc.errors import ArchcError
 from archc.generation.result import Generation, Token
-from archc.generation.rows import DEFAULT_CHUNK_TOKENS, DEFAULT_NEW_TOKENS, Prompt, Rows, listed, prompt_ids
+from archc.generation.rows import DEFAULT_CHUNK_TOKENS, DEFAULT_NEW_TOKENS, Prompt, Rows, listed, prompt_ids, unpadded
 from archc.generation.sampling import Array, Sampler, Sampling, Seed
 from archc.generation.text import Text, read_tokenizer
 from archc.graph.graph import Graph
 from archc.torch_backend.build import graph_of, new_cache
+from archc.torch_backend.prefill import Fed, Progress, feed_encoder, feed_prompts
 from archc.torch_backend.step import Step
 from archc.units import gib
-
-Progress = Callable[[int, int], None]
-"""Called with the tokens that are in the cache and those of all prompts."""
 
 
 @torch.inference_mode()
@@ -32,6 +29,9 @@ def generate(
     prompts: Prompt | Sequence[Prompt],
     *,
     tokenizer: Any = None,
+    source_tokenizer: Any = None,
+    attention_mask: Any = None,
+    decoder_ids: Sequence[int] | None = None,
     max_new_tokens: int | None = None,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -46,10 +46,15 @@ def generate(
 ) -> Generation:
     """Continue one prompt or several at once, texts or ids, each until one of ``stop_ids`` or ``max_new_tokens``.
 
+    A decoder with an encoder answers: the prompt is the encoder's, and the decoder starts from ``decoder_ids``, by default the
+    spec's ``bos_token_id``, else its ``pad_token_id``. ``source_tokenizer`` reads prompts where the encoder has one of its own.
+    In a stack with the mask ``prefix`` the prompt is the prefix.
+
     ``model`` is what ``archc.build`` made, with its weights. ``tokenizer``, which texts need, is a tokenizer.json or a
     ``tokenizers.Tokenizer``. ``max_new_tokens`` defaults to 128 or the room that is left. ``chunk_size`` tokens of a prompt
     are fed at a time. ``on_token`` sees every token when it is drawn, ``progress`` the prefill. Ids beyond the tokenizer's,
-    which pad a table, are never drawn.
+    which pad a table, are never drawn. ``attention_mask`` (batch, tokens) is 0 where prompts that are one batch of ids are
+    padded, on whatever side.
 
     Raises:
         ArchcError: a prompt is empty, holds ids that the model has not, or does not fit with the new tokens.
@@ -57,11 +62,16 @@ def generate(
     graph = graph_of(model)
     size = _vocab_size(graph, model)
     text = as_text(tokenizer)
+    source = as_text(source_tokenizer) or text
     hint = f"{graph.name} has no tokenizer here, so a prompt is ids; hand over a tokenizer.json for texts"
-    ids = prompt_ids(listed(prompts), text=text, vocab_size=size, hint=hint)
+    given = listed(prompts) if attention_mask is None else unpadded(prompts, attention_mask)
+    ids = prompt_ids(given, text=source, vocab_size=graph.source_vocab_size or size, hint=hint)
     if chunk_size < 1:
         raise ArchcError(f"chunk_size should be at least 1 (found {chunk_size})")
-    new_tokens = _new_tokens(graph, max(map(len, ids)), max_new_tokens)
+    first = _first_ids(graph, decoder_ids)
+    longest = max(map(len, ids))
+    _check_source(graph, None if first is None else longest)
+    new_tokens = _new_tokens(graph, longest if first is None else len(first), max_new_tokens)
     sampling = Sampling(
         temperature=temperature,
         top_k=top_k,
@@ -70,13 +80,20 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    draw = _drawer(sampling, Sampler(sampling, ids, vocab_size=size), size)
+    # What a row has written is what its decoder was given: an encoder's text is another one.
+    written = ids if first is None else [first] * len(ids)
+    draw = _drawer(sampling, Sampler(sampling, written, vocab_size=size), size)
     rows = Rows(ids, text, stop_ids=stop_ids, new_tokens=new_tokens, on_token=on_token)
-    cache = _cache(model, len(ids), max(map(len, ids)) + new_tokens)
+    cache = _cache(model, len(ids), max(map(len, written)) + new_tokens, source_len=longest)
     start = time.perf_counter()
-    first = draw(_prefill(model, ids, cache, chunk_size, progress))
+    if first is not None:
+        fed = feed_encoder(model, ids, first, cache, progress=progress)
+    else:
+        is_prefix = graph.mask == "prefix"
+        fed = feed_prompts(model, ids, cache, chunk=chunk_size, is_prefix=is_prefix, progress=progress)
+    drawn_first = draw(fed.logits)
     middle = time.perf_counter()
-    for drawn in _decode(model, ids, cache, first, draw):
+    for drawn in _decode(model, fed, cache, drawn_first, draw):
         if rows.take(drawn.tolist()):
             break
     return rows.generation(
@@ -97,6 +114,11 @@ def as_text(tokenizer: Any) -> Text | None:
 
 
 def _vocab_size(graph: Graph, model: nn.Module) -> int:
+    if graph.mask == "bidirectional":
+        raise ArchcError(
+            f"{graph.name} is an encoder: it sees a text as a whole and continues none; model(ids, attention_mask) gives its "
+            f"{', '.join(graph.outputs)}"
+        )
     if "logits" not in graph.outputs or graph.vocab_size is None:
         raise ArchcError(
             f"{graph.name} ends in {', '.join(graph.outputs)}, not in logits: there is nothing to draw from"
@@ -104,6 +126,36 @@ def _vocab_size(graph: Graph, model: nn.Module) -> int:
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ArchcError(f"{graph.name} is on the meta device, so it has no weights; build it on another")
     return graph.vocab_size
+
+
+def _first_ids(graph: Graph, given: Sequence[int] | None) -> list[int] | None:
+    """What a decoder that reads an encoder is given before it writes; None where there is no encoder."""
+    if not graph.reads_encoder:
+        if given is not None:
+            raise ArchcError(f"{graph.name} reads no encoder, so decoder_ids belong to the prompt")
+        return None
+    if "encoder_input_ids" not in graph.inputs:
+        others = ", ".join(name for name in graph.inputs if name.startswith("encoder_"))
+        raise ArchcError(f"{graph.name} reads {others} and no text, so there is no prompt to answer")
+    if given is None:
+        if graph.start_id is None:
+            raise ArchcError(
+                f"{graph.name} does not say from which id its decoder starts; state bos_token_id, or pad_token_id as in T5, "
+                "or give decoder_ids"
+            )
+        return [graph.start_id]
+    first, size = [int(one) for one in given], graph.vocab_size or 0
+    if not first or any(not 0 <= one < size for one in first):
+        raise ArchcError(f"decoder_ids should be one id or more from 0 to {size - 1} (found {first})")
+    return first
+
+
+def _check_source(graph: Graph, tokens: int | None) -> None:
+    limit = graph.max_position_embeddings
+    if tokens is not None and limit is not None and tokens > limit:
+        raise ArchcError(
+            f"a prompt of {tokens:,} tokens is more than the {limit:,} of max_position_embeddings that the encoder takes"
+        )
 
 
 def _new_tokens(graph: Graph, longest: int, asked: int | None) -> int:
@@ -119,12 +171,12 @@ def _new_tokens(graph: Graph, longest: int, asked: int | None) -> int:
     return wanted
 
 
-def _cache(model: nn.Module, batch: int, tokens: int) -> dict[str, Tensor]:
+def _cache(model: nn.Module, batch: int, tokens: int, *, source_len: int) -> dict[str, Tensor]:
     try:
-        return new_cache(model, batch=batch, max_model_len=tokens)
+        return new_cache(model, batch=batch, max_model_len=tokens, source_len=source_len)
     except RuntimeError as error:
         graph = graph_of(model)
-        needed = new_cache(model, batch=batch, max_model_len=tokens, device="meta")
+        needed = new_cache(model, batch=batch, max_model_len=tokens, source_len=source_len, device="meta")
         size = gib(sum(tensor.numel() * tensor.element_size() for tensor in needed.values()))
         raise ArchcError(
             f"{graph.name}: caches of {size} for {batch:,} sequences of {tokens:,} tokens can't be had; take fewer of "
@@ -139,54 +191,16 @@ def _drawer(sampling: Sampling, sampler: Sampler, vocab_size: int) -> Callable[[
     return lambda logits: sampler.draw(logits.float().cpu().numpy())
 
 
-def _prefill(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    cache: dict[str, Tensor],
-    chunk: int,
-    progress: Progress | None,
-) -> Tensor:
-    """Feed the prompts, padded on the right. Returns the logits of each one's last token, (batch, rows of the table)."""
-    device = next(iter(model.parameters())).device
-    lengths = np.array([len(prompt) for prompt in prompts])
-    longest, found = int(lengths.max()), None
-    for start in range(0, longest, chunk):
-        past = np.minimum(lengths, start)
-        new = np.minimum(lengths, start + chunk) - past
-        seq = int(new.max())
-        ids = np.zeros((len(prompts), seq), np.int64)
-        for row, count in enumerate(new):
-            ids[row, :count] = prompts[row][start : start + count]
-        # Rows that are as long as the longest are alike in every chunk.
-        if int(lengths.min()) == longest:
-            step = Step.at(start, seq, device=device)
-        else:
-            step = Step.ragged(torch.from_numpy(past).to(device), torch.from_numpy(new).to(device), seq)
-        logits = model(torch.from_numpy(ids).to(device), step, cache, last_only=True)[:, 0]
-        # Of a row that waits, logits mean nothing: those of its last tokens are kept.
-        fed = torch.from_numpy(new > 0).to(device).unsqueeze(1)
-        found = logits if found is None else torch.where(fed, logits, found)
-        if progress is not None:
-            progress(int((past + new).sum()), int(lengths.sum()))
-    assert found is not None, "a prompt has at least one token"
-    return found
-
-
 def _decode(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    cache: dict[str, Tensor],
-    drawn: Array,
-    draw: Callable[[Tensor], Array],
+    model: nn.Module, fed: Fed, cache: dict[str, Tensor], drawn: Array, draw: Callable[[Tensor], Array]
 ) -> Iterator[Array]:
     """The first ids, then those of one step after the other; a row that has ended is fed on, because rows share a call."""
     device = next(iter(model.parameters())).device
-    lengths = [len(prompt) for prompt in prompts]
-    past, alike = max(lengths), min(lengths) == max(lengths)
-    start = torch.tensor(lengths, device=device)
+    past, alike = max(fed.lengths), min(fed.lengths) == max(fed.lengths)
+    start = torch.tensor(fed.lengths, device=device)
     new = torch.ones_like(start)
     while True:
         yield drawn
         step = Step.at(past, 1, device=device) if alike else Step(past, start.unsqueeze(1), start, new)
-        drawn = draw(model(torch.from_numpy(drawn).to(device).unsqueeze(1), step, cache)[:, 0])
+        drawn = draw(model(torch.from_numpy(drawn).to(device).unsqueeze(1), step, cache, **fed.more)[:, 0])
         past, start = past + 1, start + 1

@@ -57,6 +57,26 @@ class Step:
         return torch.arange(self.positions.shape[1], device=self.positions.device) < self.new.unsqueeze(1)
 
 
+def pad_right(input_ids: Tensor, attention_mask: Tensor, *, past: Tensor | None = None) -> tuple[Tensor, Step]:
+    """A batch that is padded anywhere, as caches take it: tokens first, padding behind them, and the step that says so.
+
+    Both are (batch, seq), the mask 1 for tokens and 0 for padding, on whatever side or in between; ``past`` (batch,) are the
+    tokens that rows hold already. The ids come back cut to the longest row.
+
+    Raises:
+        ValueError: ids and mask differ in shape.
+    """
+    if input_ids.shape != attention_mask.shape or input_ids.dim() != 2:
+        raise ValueError(
+            f"ids and mask should both be (batch, seq); found {tuple(input_ids.shape)} and {tuple(attention_mask.shape)}"
+        )
+    is_token = attention_mask != 0
+    new = is_token.sum(-1)
+    order = is_token.logical_not().long().argsort(dim=-1, stable=True)
+    ids = input_ids.gather(1, order)[:, : max(1, int(new.max()))]
+    return ids, Step.ragged(torch.zeros_like(new) if past is None else past, new, ids.shape[1])
+
+
 def carried(state: Tensor | None, step: Step | None) -> Tensor | None:
     """What a fixed state brings into a call: nothing where a row is empty, so that a cache can be used again as it is.
 

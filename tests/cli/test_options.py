@@ -57,6 +57,7 @@ OPTIONS = {
         "--prompt-file",
         "--weights",
         "--tokenizer",
+        "--decoder-ids",
         "--max-new-tokens",
         "--temperature",
         "--top-k",
