@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from archc.ir.values import Node
 from archc.ops import moe as ops
+from archc.ops.token_table import TokenTable
 from archc_exporters.onnx.context import KEEP_FLOAT, Lowering
 from archc_exporters.onnx.transforms import Transposed
 
@@ -55,16 +56,8 @@ def route(ctx: Lowering, node: Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Scores, choice and weights in float32: (indices int64, weights float32), both (batch, seq, k)."""
     op = node.op
     assert isinstance(op, ops.Route)
-    inner = node.inputs[0].width
     ctx.note("scores, TopK and weights by standard ops in float32: MoE's own routing knows softmax only")
-    weight = ctx.weight(
-        node, "weight", tag="transposed", shape=(inner, op.num_experts), dtype=FLOAT, transform=Transposed()
-    )
-    weight.meta[KEEP_FLOAT] = "a router, whose choice of experts a rounded score would change"
-    logits = ctx.op("MatMul", ctx.cast(x, FLOAT), weight)
-    if op.bias:
-        logits = ctx.op("Add", logits, ctx.weight(node, "bias", dtype=FLOAT))
-    logits = ctx.op("Reshape", logits, ctx.ints(-1, op.num_experts))
+    logits = _logits(ctx, node, op, x)
     scores = _scores(ctx, logits, op.scoring_func)
     choice = scores
     if op.correction_bias:
@@ -73,19 +66,49 @@ def route(ctx: Lowering, node: Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     if grouped:
         choice = _within_groups(ctx, choice, op)
     _, indices = top(ctx, choice, op.top_k)
+    plain = op.norm_topk_prob and op.scoring_func == "softmax" and not op.correction_bias and not grouped
+    return _weighed(ctx, op, scores, indices, logits if plain else None)
+
+
+def token_table(ctx: Lowering, node: Node, x: ir.Value, ids: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The same for experts that a table has for a token's id."""
+    op = node.op
+    assert isinstance(op, TokenTable)
+    ctx.note("Gather of each id's experts; scores and weights by standard ops in float32")
+    scores = _scores(ctx, _logits(ctx, node, op, x), op.scoring_func)
+    indices = ctx.op("Gather", ctx.weight(node, "table"), ids, axis=0)
+    return _weighed(ctx, op, scores, ctx.op("Reshape", indices, ctx.ints(-1, op.top_k)), None)
+
+
+def _logits(ctx: Lowering, node: Node, op: ops.Route | TokenTable, x: ir.Value) -> ir.Value:
+    """Float32 (rows, E)."""
+    inner = node.inputs[0].width
+    weight = ctx.weight(
+        node, "weight", tag="transposed", shape=(inner, op.num_experts), dtype=FLOAT, transform=Transposed()
+    )
+    weight.meta[KEEP_FLOAT] = "a router, whose choice of experts a rounded score would change"
+    logits = ctx.op("MatMul", ctx.cast(x, FLOAT), weight)
+    if isinstance(op, ops.Route) and op.bias:
+        logits = ctx.op("Add", logits, ctx.weight(node, "bias", dtype=FLOAT))
+    return ctx.op("Reshape", logits, ctx.ints(-1, op.num_experts))
+
+
+def _weighed(
+    ctx: Lowering, op: ops.Route | TokenTable, scores: ir.Value, indices: ir.Value, logits: ir.Value | None
+) -> tuple[ir.Value, ir.Value]:
+    """(indices, weights) (batch, seq, k) of scores (rows, E) and the indices of the chosen, with the mark for experts."""
     chosen = ctx.op("GatherElements", scores, indices, axis=-1)
     weights = chosen
     if op.norm_topk_prob:
         weights = normalised(ctx, weights)
     if op.routed_scaling_factor != 1.0:
         weights = ctx.op("Mul", weights, ctx.scalar(op.routed_scaling_factor, FLOAT))
-    plain = op.norm_topk_prob and op.scoring_func == "softmax" and not op.correction_bias and not grouped
     routing = Routing(
         indices,
         chosen,
         weights,
         factor=op.routed_scaling_factor if op.norm_topk_prob else None,
-        logits=logits if plain else None,
+        logits=logits,
     )
     shape = by_token(ctx, op.top_k)
     results = ctx.op("Reshape", indices, shape), ctx.op("Reshape", weights, shape)

@@ -32,11 +32,12 @@ def attend_by_channel(
     *,
     mask: ir.Value | None,
     numbers: dict[str, Any],
+    is_shared: bool = True,
 ) -> ir.Value:
     """Attention over keys and values (batch, K, T, width) and the sink, (batch, N, seq, value_dim).
 
-    The mask (batch, 1, seq, T) serves all heads. Without one attention is causal, and the sink stands before the first
-    key, because causality is aligned to the end; else it stands behind the last.
+    The mask (batch, 1, seq, T) serves all heads, and other layers too where it ``is_shared``. Without one attention is
+    causal, and the sink stands before the first key, because causality is aligned to the end; else it stands behind the last.
     """
     q, keys, values = qkv
     width = op.key_dim + _channels(op)
@@ -52,7 +53,7 @@ def attend_by_channel(
     else:
         keys = ctx.op("Concat", keys, _sink_rows(ctx, op, _MASKED_ROWS, width, key=True), axis=2)
         values = ctx.op("Concat", values, _sink_rows(ctx, op, _MASKED_ROWS, value_width, key=False), axis=2)
-        o = ctx.op("Attention", q, keys, values, _mask_over_sink_rows(ctx, mask), **numbers)
+        o = ctx.op("Attention", q, keys, values, _mask_over_sink_rows(ctx, mask, is_shared=is_shared), **numbers)
     return o if value_width == op.value_dim else ctx.op("Slice", o, ctx.ints(0), ctx.ints(op.value_dim), ctx.ints(3))
 
 
@@ -114,7 +115,7 @@ def _sink_rows(ctx: Lowering, op: Attention, rows: int, width: int, *, key: bool
     return ctx.shared(("sink rows", op.num_kv_heads, rows, width, op.key_dim if key else None), make)
 
 
-def _mask_over_sink_rows(ctx: Lowering, mask: ir.Value) -> ir.Value:
+def _mask_over_sink_rows(ctx: Lowering, mask: ir.Value, *, is_shared: bool) -> ir.Value:
     """The mask with columns for the sink rows, of which the first is seen: (batch, 1, seq, T + rows)."""
 
     def make() -> ir.Value:
@@ -123,7 +124,7 @@ def _mask_over_sink_rows(ctx: Lowering, mask: ir.Value) -> ir.Value:
         shape = _shape(ctx, 1, new_tokens=True, width=_MASKED_ROWS)
         return ctx.op("Concat", mask, ctx.op("Expand", ctx.constant(columns), shape), axis=-1)
 
-    return ctx.shared(("mask with sink rows", mask.name), make)
+    return ctx.shared(("mask with sink rows", mask.name), make) if is_shared else make()
 
 
 def _channels(op: Attention) -> int:
