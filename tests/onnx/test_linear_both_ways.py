@@ -47,7 +47,7 @@ def test_a_file_gives_the_numbers_of_torch_under_padding_on_either_side(name, tm
             weight.copy_(torch.randn(weight.shape, generator=draw) * 1.5 * weight.shape[-1] ** -0.5)
     save_file({key: value.contiguous() for key, value in model.state_dict().items()}, tmp_path / "w.safetensors")
     out, weights = tmp_path / "out", tmp_path / "w.safetensors"
-    export(graph, out, provider="cpu", dtype="float32", weights=weights, check=False)
+    export(graph, out, provider="cpu", dtype="float32", weights=weights)
     ids = torch.randint(0, 40, (3, LENGTH), generator=draw)
     mask = torch.ones_like(ids)
     mask[0, 9:], mask[1, :3] = 0, 0
@@ -62,5 +62,5 @@ def test_a_file_gives_the_numbers_of_torch_under_padding_on_either_side(name, tm
 
 @pytest.mark.parametrize("name", ["linformer, sharing headwise", "linear", "performer"])
 def test_every_node_has_a_place_on_cuda_in_half_precision(name, tmp_path: Path):
-    export(graph_of(name), tmp_path / "out", provider="cuda", dtype="float16", check=False)
+    export(graph_of(name), tmp_path / "out", provider="cuda", dtype="float16")
     assert require_provider(tmp_path / "out" / "model.onnx", "cuda").source
