@@ -26,19 +26,19 @@ class _Frame:
 class _Traced:
     """A finished body that equal layers may share: its inputs as (argument, None) or (None, captured value).
 
-    An argument is named by its number or its keyword. ``phases`` are the periods that the body asked about, and what it was told.
+    An argument is named by its number or its keyword. ``told`` are the periods that the body asked about, and what it was told.
     """
 
-    __slots__ = ("body", "phases", "result", "sources")
+    __slots__ = ("body", "result", "sources", "told")
 
     def __init__(
         self,
         body: Body,
         sources: list[tuple[int | str | None, Value | None]],
         result: list[int] | None,
-        phases: dict[int, int],
+        told: dict[int, bool],
     ) -> None:
-        self.body, self.sources, self.result, self.phases = body, sources, result, phases
+        self.body, self.sources, self.result, self.told = body, sources, result, told
 
 
 class Tracer:
@@ -51,7 +51,7 @@ class Tracer:
         self._hoisted: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
         self._hoisted_kinds: dict[tuple[str, type[Op]], int] = {}
         self._index_used = False
-        self._phases: dict[int, int] = {}
+        self._told: dict[int, bool] = {}
         self._layer_index: int | None = None
         self.sources: dict[str, Value] = {}
         """Named values of the whole model, its inputs; ``positions`` are those of the stack that is traced."""
@@ -77,11 +77,11 @@ class Tracer:
         assert self._layer_index is not None, "layer_index is known inside a layer only"
         return self._layer_index
 
-    def layer_phase(self, period: int) -> int:
-        """Number of the layer that is traced modulo ``period``; a body that asks is shared with layers of the same phase."""
-        assert self._layer_index is not None, "layer_phase is known inside a layer only"
-        self._phases[period] = self._layer_index % period
-        return self._phases[period]
+    def layer_begins(self, period: int) -> bool:
+        """Whether the layer that is traced is the first of ``period``; a body that asks is shared with layers of that answer."""
+        assert self._layer_index is not None, "which layer it is, is known inside a layer only"
+        self._told[period] = self._layer_index % period == 0
+        return self._told[period]
 
     def add_input(self, name: str, kind: TensorType) -> Value:
         """Declare one more input of the whole model."""
@@ -145,7 +145,7 @@ class Tracer:
         ]
         memo_key = (key, tuple((slot, value.type.key()) for slot, value in values)) if key is not None else None
         known = self._memo.get(memo_key, []) if memo_key is not None else []
-        traced = next((body for body in known if self._is_in_phase(body.phases)), None)
+        traced = next((body for body in known if self._would_be_told(body.told)), None)
         if traced is not None:
             by_slot = dict(values)
             inputs: list[Value] = []
@@ -158,7 +158,7 @@ class Tracer:
         frame = _Frame(Body(label, part), f"{outer.path}.{name}" if outer.path else name)
         self._frames.append(frame)
         index_used, self._index_used = self._index_used, False
-        phases, self._phases = self._phases, {}
+        told, self._told = self._told, {}
         slots: dict[Value, int | str] = {}
         for slot, value in values:
             inner = self._value(frame.body, value.type)
@@ -179,14 +179,14 @@ class Tracer:
         order = None if isinstance(result, Value) else [frame.body.outputs.index(value) for value in results]
         if memo_key is not None and not self._index_used:
             sources = [(slots.get(inner), None if inner in slots else out) for inner, out in kept]
-            self._memo.setdefault(memo_key, []).append(_Traced(frame.body, sources, order, self._phases))
+            self._memo.setdefault(memo_key, []).append(_Traced(frame.body, sources, order, self._told))
         self._index_used = self._index_used or index_used
-        self._phases = {**phases, **self._phases}
+        self._told = {**told, **self._told}
         return self._call(outer, name, frame.body, [out for _, out in kept], order)
 
-    def _is_in_phase(self, phases: dict[int, int]) -> bool:
+    def _would_be_told(self, told: dict[int, bool]) -> bool:
         index = self._layer_index
-        return index is None or all(index % period == phase for period, phase in phases.items())
+        return index is None or all((index % period == 0) is answer for period, answer in told.items())
 
     def _call(self, outer: _Frame, name: str, body: Body, inputs: list[Value], order: list[int] | None) -> Any:
         outputs = tuple(self._value(outer.body, value.type) for value in body.outputs)

@@ -37,7 +37,7 @@ class AttentionResiduals(Block):
     ) -> tuple[Value, ...]:
         """``streams`` are what closed blocks gave, the embedding first, and the sum of the open one."""
         *closed, total = streams
-        begins = g.layer_phase(self.block_size) == 0
+        begins = g.layer_begins(self.block_size)
         for name, branch in (("mixer", mixer), ("ffn", ffn)):
             if branch is None:
                 continue
