@@ -56,7 +56,9 @@ class Position(Kind):
     needs_length: ClassVar[bool] = False
     """Whether it has a row a position, so that the spec must state ``max_position_embeddings``."""
     has_slopes: ClassVar[bool] = False
-    """Whether it puts a slope on the scores (``bias``)."""
+    """Whether it puts something on the scores (``bias``, ``scores``, ``attend``)."""
+    attends: ClassVar[bool] = False
+    """Whether attention under it has a form of its own (``attend``)."""
 
     def embed(self, g: Builder, x: Value) -> Value:
         """What is added to the embedding."""
@@ -78,6 +80,12 @@ class Position(Kind):
         They are minus infinity where a token sees nothing. Placed at the root (``g.hoist``), once for all layers of a stack.
         """
         return None
+
+    def attend(
+        self, g: Builder, name: str, q: Value, k: Value, v: Value, *, width: int, num_heads: int, scale: float
+    ) -> Value:
+        """Attention whose scores positions take part in; ``width`` is the model's. Where ``attends`` only."""
+        raise AssertionError(f"{type(self).__name__} says that it attends, so it must define how")
 
     def bias(self, g: Builder, *, num_heads: int, scale: float) -> tuple[float, ...] | None:
         """A slope a head: what scores, themselves multiplied by ``scale``, lose a token of distance; None where nothing."""

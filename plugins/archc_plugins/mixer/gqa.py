@@ -39,6 +39,8 @@ class GQA(Mixer):
     """Channels of a head; never derived."""
     qkv_bias: bool = False
     """Biases on the query, key and value projections."""
+    k_bias: bool | None = None
+    """Bias on the key projection where it differs (DeBERTa, Whisper: none). Default: qkv_bias."""
     o_bias: bool = False
     """Bias on the output projection."""
     qk_norm: Literal["none", "head", "width", "unit"] = "none"
@@ -92,7 +94,22 @@ class GQA(Mixer):
 
     def define(self, g: Builder, x: Value) -> Value:
         q, k, v = self._turned(g, *self._projected(g, x, x))
+        if self.position.attends:
+            return self._out(g, x, self._by_position(g, x, q, k, v))
         return self._out(g, x, g.attention("attention", q, k, v, **self._attending(g, x)))
+
+    def _by_position(self, g: Builder, x: Value, q: Value, k: Value, v: Value) -> Value:
+        plain = (
+            "sliding_window",
+            "attention_chunk_size",
+            "attn_logit_softcapping",
+            "sink_logits",
+            "scale_attn_by_inverse_layer_idx",
+        )
+        if stated := [name for name in plain if getattr(self, name)]:
+            raise GraphError(f"{g.path}: {', '.join(stated)} have no place under position {self.position.kind_name}")
+        scale = self._scale(g, x.width)
+        return self.position.attend(g, "attention", q, k, v, width=x.width, num_heads=self.num_heads, scale=scale)
 
     def share(self, g: Builder, x: Value) -> tuple[Value, ...]:
         q, k, v = self._turned(g, *self._projected(g, x, x))
@@ -123,6 +140,8 @@ class GQA(Mixer):
         return g.rms_norm("", x, eps=self.norm.epsilon(), head_dim=self.head_dim, weight=False)
 
     def _attending(self, g: Builder, x: Value) -> dict[str, Any]:
+        if self.position.attends:
+            raise GraphError(f"{g.path}: layers can't share keys and values under position {self.position.kind_name}")
         scale = self._scale(g, x.width)
         return {
             "num_heads": self.num_heads,
@@ -160,7 +179,9 @@ class GQA(Mixer):
     def _projected(self, g: Builder, x: Value, read: Value) -> tuple[Value, Value, Value]:
         """Queries of x, keys and values of what is read, normed where they are before they turn."""
         q, kv_width = self._plain_queries(g, x), self.num_kv_heads * self.head_dim
-        k, v = (g.linear(f"{n}_proj", read, kv_width, bias=self.qkv_bias, axis="kv_heads") for n in "kv")
+        k_bias = self.qkv_bias if self.k_bias is None else self.k_bias
+        k = g.linear("k_proj", read, kv_width, bias=k_bias, axis="kv_heads")
+        v = g.linear("v_proj", read, kv_width, bias=self.qkv_bias, axis="kv_heads")
         return self._normed(g, "q_norm", q), self._normed(g, "k_norm", k), v
 
     def _queries(self, g: Builder, x: Value) -> Value:
