@@ -17,6 +17,8 @@ from archc.spec.slots import Slot
 STACKS = ("stack", "encoder", "decoder")
 """Sections that are the model; ``mtp`` is counted apart."""
 
+MASKS = ("causal", "bidirectional", "prefix")
+
 DEFAULT_MASKS = {"stack": "causal", "encoder": "bidirectional", "decoder": "causal", "mtp": "causal"}
 """Section -> what a token of it sees unless the spec says otherwise."""
 
@@ -69,6 +71,9 @@ def _check_cross(section: str, stack: Mapping[str, Any], spec: Mapping[str, Any]
 
 def _check_mask(section: str, stack: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[Found]:
     mask = stack.get("mask") or DEFAULT_MASKS[section]
+    if mask not in MASKS:
+        # The key's own type says so.
+        return
     if section == "encoder" and mask != "bidirectional":
         yield (section, "mask"), fault(f"an encoder sees everything (found {mask})", "Call it a stack", code="sections")
     elif section in ("decoder", "mtp") and mask != "causal":

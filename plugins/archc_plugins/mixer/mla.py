@@ -46,7 +46,7 @@ class MLA(Mixer):
         scale = head_dim**-0.5 * self.position.softmax_multiplier()
         if self.position.bias(g, num_heads=self.num_heads, scale=scale) is not None:
             raise GraphError(
-                f"{g.path}: {self.position.kind_name} puts a slope on the scores, and {self.kind_name} has no place for it; "
+                f"{g.path}: {self.position.kind_name} adds to the scores, and {self.kind_name} has no place for it; "
                 "give this mixer a position of its own, rope or none"
             )
         q_latent = None
