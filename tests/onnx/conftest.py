@@ -364,7 +364,7 @@ def draw(model: Any, dtype: Any) -> None:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in weights_of(model).items():
-            if name.endswith(("A_log", "dt_bias")):
+            if name.endswith(("A_log", "dt_bias")) or not tensor.is_floating_point():
                 continue
             noise = torch.randn(tensor.shape, generator=generator)
             if "norm" in name and tensor.dim() == 1:

@@ -18,6 +18,32 @@ _MLP = "{kind: mlp, intermediate_size: 48, activation: %s, bias: %s}"
 _ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "relu2", "silu", "sigmoid", "tanh")
 
 LAYOUTS = {
+    "compressed": """
+position: {kind: rope, theta: 10000.0, interleaved: true, trailing: true}
+embedding: {hidden_size: 32, tie_word_embeddings: false}
+mixers:
+  window:
+    {kind: compressed_attention, num_heads: 4, head_dim: 16, q_lora_rank: 12, o_groups: 2, o_lora_rank: 8, qk_rope_head_dim: 8,
+     sliding_window: 5}
+  hca: {extends: window, compress_ratio: 6}
+  csa: {extends: window, compress_ratio: 2, overlap: true, indexer: {num_heads: 4, head_dim: 8, topk: 3}}
+  plain: {extends: csa, compress_ratio: 3, overlap: false, sink_logits: false}
+ffns:
+  moe:
+    kind: moe
+    num_experts: 4
+    num_experts_per_tok: 2
+    intermediate_size: 16
+    num_shared_experts: 1
+    expert: {kind: clamped_swiglu, limit: 7.0}
+    router: {scoring_func: sqrtsoftplus, correction_bias: true, norm_topk_prob: true, routed_scaling_factor: 1.5}
+  hash: {extends: moe, router: {kind: token_table, scoring_func: sqrtsoftplus, norm_topk_prob: true}}
+stack:
+  num_layers: 4
+  block: {kind: hyper_connections, num_streams: 3, sinkhorn_iters: 4}
+  mixer: window hca csa plain
+  ffn: hash*2 moe*2
+""",
     "chosen blocks": """
 position: {kind: rope, theta: 10000.0}
 embedding: {hidden_size: 32, tie_word_embeddings: false}
