@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -14,7 +15,17 @@ from torch import Tensor, nn
 from archc.errors import CheckFailedError
 from archc.graph.graph import Graph
 from archc.ir.size import evaluate
-from archc.testing.parity import Calls, Difference, WrittenFile, conversations, difference, torch_outputs
+from archc.testing.feeding import Given
+from archc.testing.parity import (
+    Calls,
+    Difference,
+    WrittenFile,
+    conversations,
+    difference,
+    still_inputs,
+    torch_outputs,
+)
+from archc.testing.whole import feeds_of, file_rows, passes, torch_rows
 from archc.torch_backend.build import build
 from archc.torch_backend.weights import materialise, weights_of
 
@@ -69,20 +80,54 @@ def judge(file: WrittenFile) -> Sequence[Mapping[str, Any]]:
     Raises:
         CheckFailedError: a difference is larger; all figures are in the message.
     """
-    ids, ways = plan(file)
-    outputs = file.run(conversations(ids, ways))
-    model = torch_model(file)
-    whole = torch_outputs(file.graph, model, ids)
-    size = float(whole.abs().max())
-    limits = _limits(file, model, ids, whole)
-    found = [
-        _comparison(way, calls, difference(outputs[way], calls, whole, prune_head=file.prune_head), size, limits)
-        for way, calls in ways.items()
-    ]
+    is_whole = file.graph.mask == "bidirectional"
+    found = list(_whole_comparisons(file) if is_whole else _call_comparisons(file))
     if not all(each.holds for each in found):
         lines = "\n  ".join(described(asdict(each)) for each in found)
         raise CheckFailedError(f"{file.graph.name}: the file's outputs are not torch's ({file.dtype})\n  {lines}")
     return [asdict(each) for each in found]
+
+
+def _call_comparisons(file: WrittenFile) -> Iterator[Comparison]:
+    """Tokens cut into calls; of a decoder with its encoder, a source with padding too."""
+    ids, ways = plan(file)
+    stills = still_inputs(file.graph)
+    # Which calls bring the decoder's tokens has nothing to do with padding of the source.
+    fewer = dict([next(iter(ways.items())), list(ways.items())[-1]])
+    cuts = {name: {f"{way}, {name}": calls for way, calls in fewer.items()} if name else ways for name in stills}
+    # The file has run before torch holds the weights too.
+    outputs: dict[str, Sequence[Any]] = {}
+    for name, still in stills.items():
+        given = {each: value.numpy() for each, value in still.items()}
+        outputs |= file.run(conversations(ids, cuts[name]), given=given)
+    model = torch_model(file)
+    for name, still in stills.items():
+        again = partial(torch_outputs, file.graph, model, ids, still)
+        whole = again()
+        size, limits = float(whole.abs().max()), _limits(file, model, whole, again)
+        for way, calls in cuts[name].items():
+            apart = difference(outputs[way], calls, whole, prune_head=file.prune_head, length=ids.shape[1])
+            yield _comparison(way, len(calls[0]), apart, size, limits)
+
+
+def _whole_comparisons(file: WrittenFile) -> Iterator[Comparison]:
+    """All outputs for rows without padding, and with it on either side."""
+    graph = file.graph
+    ways = passes(graph, max(1, min(PROMPT + STEPS, file.max_model_len)))
+    outputs = file.encode({name: feeds_of(graph, given) for name, given in ways.items()})
+    model = torch_model(file)
+    for way, given in ways.items():
+        want, got = torch_rows(graph, model, given), file_rows(graph, outputs[way], given)
+        for name, rows in want.items():
+            limits = _limits(file, model, rows, partial(_rows, graph, model, given, name))
+            apart = (got[name] - rows).abs()
+            found = Difference(float(apart.max()), float(apart.double().mean()), len(rows))
+            what = way if len(want) == 1 else f"{name}, {way}"
+            yield _comparison(what, given.main.shape[0], found, float(rows.abs().max()), limits)
+
+
+def _rows(graph: Graph, model: nn.Module, given: Given, name: str) -> Tensor:
+    return torch_rows(graph, model, given)[name]
 
 
 def described(figures: Mapping[str, Any]) -> str:
@@ -96,10 +141,10 @@ def described(figures: Mapping[str, Any]) -> str:
     )
 
 
-def _comparison(way: str, calls: Calls, found: Difference, size: float, limits: Limits) -> Comparison:
+def _comparison(way: str, batch: int, found: Difference, size: float, limits: Limits) -> Comparison:
     return Comparison(
         way=way,
-        batch=len(calls[0]),
+        batch=batch,
         tokens=found.tokens,
         max_abs=found.max_abs,
         mean_abs=found.mean_abs,
@@ -154,8 +199,8 @@ def torch_model(file: WrittenFile) -> nn.Module:
     return model
 
 
-def _limits(file: WrittenFile, model: nn.Module, ids: Tensor, whole: Tensor) -> Limits:
-    """What the largest and the mean absolute difference may be."""
+def _limits(file: WrittenFile, model: nn.Module, whole: Tensor, again: Callable[[], Tensor]) -> Limits:
+    """What the largest and the mean absolute difference from ``whole`` may be, which ``again`` computes anew."""
     if file.quantized:
         return None, None
     size = float(whole.abs().max())
@@ -164,7 +209,7 @@ def _limits(file: WrittenFile, model: nn.Module, ids: Tensor, whole: Tensor) -> 
     largest, mean = FLOAT16_LEAST * size, FLOAT16_LEAST_MEAN * size
     for seed in range(DRAWS):
         with disturbed(model, FLOAT16_DISTURBANCE, seed):
-            apart = (torch_outputs(file.graph, model, ids) - whole).abs()
+            apart = (again() - whole).abs()
         largest, mean = max(largest, 2 * float(apart.max())), max(mean, float(apart.mean()))
     return largest, mean
 
