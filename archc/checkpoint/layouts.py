@@ -26,7 +26,7 @@ def shape_there(layout: Layout, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
     uneven = [list(shape) for shape in shapes if shape[layout.axis] % groups]
     if uneven:
         raise ValueError(f"the rows of {', '.join(map(str, uneven))} are no multiple of {groups} groups")
-    rows = sum(shape[layout.axis] for shape in shapes)
+    rows = _padded(layout, sum(shape[layout.axis] for shape in shapes))
     shape = (*first[: layout.axis], rows, *first[layout.axis + 1 :])
     if layout.transposed and len(shape) > 1:
         shape = (*shape[:-2], shape[-1], shape[-2])
@@ -40,6 +40,8 @@ def shape_there(layout: Layout, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
 def to_ours(layout: Layout, theirs: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
     """The weights that a tensor holds, views of it where they can be."""
     rows = sum(shape[layout.axis] for shape in shapes)
+    if layout.row_multiple > 1:
+        theirs = theirs.take(range(rows), layout.axis)
     whole = (*shapes[0][: layout.axis], rows, *shapes[0][layout.axis + 1 :])
     if layout.view is not None:
         theirs = theirs.reshape(_stored(layout, whole))
@@ -65,11 +67,18 @@ def to_theirs(layout: Layout, ours: Sequence[Array]) -> Array:
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis + 1)
     rows = sum(shape[axis] for shape in shapes)
     whole = joined.reshape(*shapes[0][:axis], rows, *shapes[0][axis + 1 :])
+    behind = _padded(layout, rows) - rows
+    if behind:
+        whole = np.pad(whole, [(0, behind if dim == axis else 0) for dim in range(whole.ndim)])
     if layout.transposed and whole.ndim > 1:
         whole = whole.swapaxes(-1, -2)
     if layout.view is not None:
         whole = whole.reshape(layout.view)
     return np.ascontiguousarray(whole)
+
+
+def _padded(layout: Layout, rows: int) -> int:
+    return -(-rows // layout.row_multiple) * layout.row_multiple
 
 
 def _groups(layout: Layout, shapes: Sequence[tuple[int, ...]]) -> int:

@@ -21,12 +21,14 @@ class Layout:
         axis: which dimension of a weight here is its rows; 1 for stacks of experts.
         transposed: the tensor there is stored inputs x outputs.
         view: shape there, for the same numbers in the same order; -1 for the rest.
+        row_multiple: rows there are a multiple of it, zeros behind those of the weight; for one weight without groups and view.
     """
 
     groups: int | None = None
     axis: int = 0
     transposed: bool = False
     view: tuple[int, ...] | None = None
+    row_multiple: int = 1
 
 
 SAME = Layout()

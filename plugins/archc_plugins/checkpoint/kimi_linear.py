@@ -130,6 +130,7 @@ class KimiLinear(Checkpoint):
             "head_dim": stated("head_dim", "linear_head_dim"),
             "conv_kernel": stated("short_conv_kernel_size", "linear_conv_kernel_dim"),
         }
+        delta |= self._more_of_delta(inner)
         full, linear = inner.take("full_attn_layers", default=None), inner.take("kda_layers", default=None)
         inner.finish()
         types = stated_types(config, layers, "linear_attention", "full_attention")
@@ -142,6 +143,10 @@ class KimiLinear(Checkpoint):
         elif types is None:
             types = ["full_attention" if i and i % 4 == 0 else "linear_attention" for i in range(layers)]
         return ["mla" if kind == "full_attention" else "kda" for kind in types], delta
+
+    def _more_of_delta(self, inner: Config) -> dict[str, Any]:
+        """Further keys of the delta mixer, from ``linear_attn_config``."""
+        return {}
 
     def _dense_layers(self, config: Config, layers: int) -> list[str]:
         types = stated_types(config, layers, "dense", "sparse", key="mlp_layer_types")
