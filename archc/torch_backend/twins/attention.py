@@ -61,7 +61,8 @@ def one_query_at_a_time(
     for b in range(batch):
         columns: list[Tensor] = []
         for s in range(seq):
-            row = mask[min(b, mask.shape[0] - 1), :, s]
+            # One mask may be that of all rows, or of all queries.
+            row = mask[min(b, mask.shape[0] - 1), :, min(s, mask.shape[2] - 1)]
             index = (row[0] if row.dtype == torch.bool else row[0].isfinite()).nonzero().flatten()
             scores = _scores(q_BNSH[b : b + 1, :, s : s + 1].double(), k[b : b + 1, :, index], scale, soft_cap)
             if row.dtype != torch.bool:
