@@ -35,7 +35,10 @@ from archc.cli.options import (
 @threads_option
 @json_option
 def command(folder: str, provider: str | None, threads: int, as_json: bool, **sizes: int) -> None:
-    """Prefill and decode tokens a second of the model in DIR, and the bound that memory bandwidth sets to decode."""
+    """Prefill and decode tokens a second of the model in DIR, and the bound that memory bandwidth sets to decode.
+
+    Of an encoder, tokens a second in passes over --prompt-tokens of them; of one of pictures, pictures a second.
+    """
     require_extra("onnx", ("onnx", "onnxruntime", "numpy", "ml_dtypes"), "archc bench")
     from archc import registry
     from archc.cli.progress import progress_bar
@@ -45,17 +48,33 @@ def command(folder: str, provider: str | None, threads: int, as_json: bool, **si
         found = bench(folder, provider=provider, threads=threads, progress=progress, **sizes).to_json()
     if as_json:
         print_json(found)
+    elif "forward" in found:
+        _print_encoder(found)
     else:
         _print(found)
+
+
+def _print_encoder(found: dict[str, Any]) -> None:
+    from archc.cli.table import print_heading, print_table
+
+    _print_place(found)
+    print_heading(f"{found['unit']} a second, {found['rounds']} rounds")
+    label = f"passes over {found['tokens']:,} tokens a row" if found["tokens"] else "passes"
+    rates = (f"{found['forward'][column]:,.1f}" for column in ("median", "slowest", "fastest"))
+    print_table(("", "median", "slowest", "fastest"), [(label, *rates)])
+
+
+def _print_place(found: dict[str, Any]) -> None:
+    threads = f"{found['threads']} threads" if found["threads"] else "onnxruntime's number of threads"
+    click.secho(found["name"], bold=True, nl=False)
+    click.echo(f": {found['dtype']} on {found['provider']}, {threads}, batch {found['batch_size']}")
 
 
 def _print(found: dict[str, Any]) -> None:
     from archc.cli.table import print_heading, print_pairs, print_table
     from archc.units import gib
 
-    threads = f"{found['threads']} threads" if found["threads"] else "onnxruntime's number of threads"
-    click.secho(found["name"], bold=True, nl=False)
-    click.echo(f": {found['dtype']} on {found['provider']}, {threads}, batch {found['batch_size']}")
+    _print_place(found)
     print_heading(f"tokens a second, {found['rounds']} rounds")
     rows = [
         (f"{label} of {tokens}", *(f"{found[label][column]:,.1f}" for column in ("median", "slowest", "fastest")))

@@ -46,18 +46,27 @@ def command(
     as_ids: bool,
     as_json: bool,
 ) -> None:
-    """Continue prompts with the model in DIR, a folder that archc export wrote. Text goes to stdout as it comes."""
+    """Continue prompts with the model in DIR, a folder that archc export wrote. Text goes to stdout as it comes.
+
+    A decoder with an encoder answers the prompts. An encoder reads them: what fills a masked token, the scores of classes, or
+    what its outputs are like. One of pictures takes a --prompt-file of numpy's, pixels.npy (channels, height, width).
+    """
     require_extra("onnx", ("onnxruntime", "numpy", "ml_dtypes"), "archc run")
     from archc.cli.writing import Output, read_prompts, write
     from archc.runtime import load
 
-    prompts = read_prompts(texts, ids, files)
     model = load(folder, provider=provider, threads=threads)
     made_for = model.contract.target.provider
     if provider is None and model.provider != made_for:
         click.echo(
             f"archc: runs on {model.provider}; the file was made for {made_for}, and no device is found", err=True
         )
+    if model.contract.mask == "bidirectional":
+        from archc.cli.reading import read
+
+        read(model, texts, ids, files, as_json=as_json)
+        return
+    prompts = read_prompts(texts, ids, files)
     write(
         model.generate,
         prompts,

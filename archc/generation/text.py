@@ -9,6 +9,7 @@ from typing import Any
 from archc.errors import ArchcError, MissingExtraError
 
 _UNREADABLE = "\ufffd"
+_MASKS = ("[MASK]", "<mask>")
 _MAX_TOKENS_OF_A_CHARACTER = 4
 """UTF-8 has at most four bytes a character, and a token at least one."""
 
@@ -26,6 +27,11 @@ class Text:
     def last_id(self) -> int:
         """The highest id that it knows, added tokens included; -1 where it knows none."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def mask_id(self) -> int | None:
+        """The id of the token that stands for a masked one, under the names that it has; None where there is none."""
+        found = (self._tokenizer.token_to_id(name) for name in _MASKS)
+        return next((number for number in found if number is not None), None)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with the special tokens that the tokenizer puts around it."""

@@ -73,6 +73,8 @@ def contract(
         "reserved_rows": graph.reserved_rows(),
         "max_model_len": report.max_model_len,
         "vocab_size": graph.vocab_size,
+        "source_vocab_size": graph.source_vocab_size,
+        "start_id": graph.start_id,
         "batched_chunks": takes_batched_chunks(model),
         "ragged_prompts": not _has_rolling_caches(model),
         "target": dict(target),

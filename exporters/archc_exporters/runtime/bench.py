@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,10 @@ from onnx import TensorProto, helper
 
 from archc.errors import ArchcError
 from archc_exporters.runtime.buffers import Block, View
+from archc_exporters.runtime.encoder import Encoder
+from archc_exporters.runtime.encoder_bench import EncoderBench, Rate, bench_encoder
 from archc_exporters.runtime.model import Model, load
-from archc_exporters.runtime.prefill import MIN_CHUNK_TOKENS, prefill
+from archc_exporters.runtime.prefill import MIN_CHUNK_TOKENS
 from archc_exporters.runtime.provider import Provider, open_session
 from archc_exporters.runtime.traffic import COUNTED, Traffic, decode_traffic
 
@@ -25,19 +26,6 @@ Progress = Callable[[str, int, int], None]
 _PROBE_COLUMNS = 16_384
 _PROBE_BYTES: dict[Provider, int] = {"cpu": 256 << 20, "cuda": 4 << 30}
 """What the bandwidth is measured on, several times the last cache of any processor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """Tokens a second over the rounds."""
-
-    median: float
-    slowest: float
-    fastest: float
-
-    @classmethod
-    def of(cls, tokens: int, seconds: Sequence[float]) -> Rate:
-        return cls(median=tokens / median(seconds), slowest=tokens / max(seconds), fastest=tokens / min(seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +65,11 @@ def bench(
     provider: str | None = None,
     threads: int = 0,
     progress: Progress | None = None,
-) -> Bench:
+) -> Bench | EncoderBench:
     """Prefill and greedy decode of random ids, after a round that does not count; the bandwidth is measured between rounds.
+
+    Of an encoder passes over ``prompt_tokens`` random ids a row, or over as many pictures as the batch has. Where a decoder
+    reads an encoder, the prompt is that one's: what prefill is of others.
 
     Raises:
         ArchcError: the folder can't be run, or the tokens don't fit.
@@ -93,15 +84,21 @@ def bench(
         if value < least:
             raise ArchcError(f"{name} should be at least {least} (found {value})")
     model = load(folder, provider=provider, threads=threads)
-    total, limit = prompt_tokens + new_tokens, model.contract.max_model_len
-    if total > limit:
+    if isinstance(model, Encoder):
+        return bench_encoder(
+            model, tokens=prompt_tokens, batch_size=batch_size, rounds=rounds, threads=threads, progress=progress
+        )
+    answers = model.encoder is not None
+    total, limit = (0 if answers else prompt_tokens) + new_tokens, model.contract.max_model_len
+    if max(total, prompt_tokens) > limit:
         raise ArchcError(
             f"{prompt_tokens:,} + {new_tokens:,} tokens are {total:,}, more than the {limit:,} of max_model_len; "
             "take fewer, or export with a larger --max-model-len"
         )
     # The middle of decode stands for all of it.
-    rows = prompt_tokens + new_tokens // 2
-    traffic = decode_traffic(Path(folder), model.contract, batch=batch_size, rows=rows)
+    rows = (0 if answers else prompt_tokens) + new_tokens // 2
+    source = prompt_tokens if answers else 0
+    traffic = decode_traffic(Path(folder), model.contract, batch=batch_size, rows=rows, source=source)
     probe = _Probe(model.provider, threads)
     times: list[tuple[float, float, float]] = []
     for number in range(rounds + 1):
@@ -147,14 +144,16 @@ def _result(
 
 def _random_ids(model: Model, batch: int, tokens: int, *, seed: int) -> list[list[int]]:
     assert model.contract.vocab_size is not None
-    return np.random.default_rng(seed).integers(0, model.contract.vocab_size, (batch, tokens)).tolist()
+    size = model.contract.source_vocab_size or model.contract.vocab_size
+    return np.random.default_rng(seed).integers(0, size, (batch, tokens)).tolist()
 
 
 def _round(model: Model, prompts: list[list[int]], new_tokens: int, chunk: int) -> tuple[float, float]:
     """(seconds of prefill, of ``new_tokens`` decode steps), caches made before the clock starts."""
-    engine = model.engine(len(prompts), len(prompts[0]) + new_tokens)
+    written = prompts if model.encoder is None else [[model.contract.start_id or 0]] * len(prompts)
+    engine = model.engine(len(prompts), len(written[0]) + new_tokens)
     start = time.perf_counter()
-    logits = prefill(engine, prompts, model.contract, chunk=chunk)
+    logits = model.read(engine, prompts, written, chunk=chunk)
     middle = time.perf_counter()
     for _ in range(new_tokens):
         drawn = logits.astype(np.float32, copy=False).argmax(-1)

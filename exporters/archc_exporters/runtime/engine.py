@@ -15,14 +15,14 @@ import onnxruntime as ort
 
 from archc.errors import ArchcError
 from archc_exporters.runtime.buffers import Array, Block, View, numpy_dtype
-from archc_exporters.runtime.folder import Cache, Contract
+from archc_exporters.runtime.folder import PREFIX_LENGTH, Cache, Contract
 from archc_exporters.runtime.provider import Provider, first_line
 
 
 class Engine:
     """``batch`` sequences in caches of ``capacity`` rows, all empty at first.
 
-    ``lengths`` (batch,) are the tokens that each row holds.
+    ``lengths`` (batch,) are the tokens that each row holds. What stays as it is while a text is written, ``give`` gives.
     """
 
     def __init__(
@@ -31,18 +31,32 @@ class Engine:
         self._session, self.contract = session, contract
         self.batch, self.capacity = batch, capacity
         self.lengths: Array = np.zeros(batch, np.int64)
-        self._kept = [_Kept(session, cache, batch=batch, capacity=capacity, device=device) for cache in contract.caches]
+        self._kept = [
+            _Kept(session, cache, batch=batch, capacity=capacity, device=device)
+            for cache in contract.caches
+            if cache.growth != "source"
+        ]
         # Calls until buffers lie as they did: two where some take turns. Each has a binding, which is made when it is first met.
         self._period = max((len(kept.blocks) for kept in self._kept), default=1)
         self._turn = 0
         self._bindings: dict[int, ort.IOBinding] = {}
+        self._still: dict[str, ort.OrtValue] = {}
+        if any(given.name == PREFIX_LENGTH for given in contract.inputs):
+            self.give({PREFIX_LENGTH: ort.OrtValue.ortvalue_from_numpy(np.zeros(batch, np.int64), device, 0)})
         self._logits = _Logits(session, contract, device)
         self._zeros: dict[tuple[int, ...], Array] = {}
 
+    def give(self, values: Mapping[str, ort.OrtValue]) -> None:
+        """Inputs of every call from now on: an encoder's keys and values and the mask of its tokens, a prefix's length."""
+        self._still.update(values)
+        self._bindings.clear()
+
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the buffers, second ones included."""
-        return sum(block.count_bytes for kept in self._kept for block in kept.blocks)
+        """Bytes of the buffers, second ones included, and of what an encoder has given."""
+        own = sum(block.count_bytes for kept in self._kept for block in kept.blocks)
+        sources = {cache.input for cache in self.contract.caches if cache.growth == "source"}
+        return own + sum(value.tensor_size_in_bytes() for name, value in self._still.items() if name in sources)
 
     def caches(self) -> dict[str, View]:
         """Input's name -> what the next call will read."""
@@ -69,6 +83,8 @@ class Engine:
         binding = self._session.io_binding()
         for kept in self._kept:
             kept.bind(binding, self._turn)
+        for name, value in self._still.items():
+            binding.bind_ortvalue_input(name, value)
         # Outputs stay bound from call to call, so that where logits are not wanted the binding is another.
         if wanted:
             self._bindings[self._turn] = binding
@@ -76,6 +92,8 @@ class Engine:
 
     def step_row(self, row: int, input_ids: Array, *, wanted: bool = True) -> Array | None:
         """Feed new tokens (1, seq) to one row and leave the others alone. Logits are (1, vocab_size)."""
+        # Files with such inputs take chunks of all rows at once.
+        assert not self._still, "what belongs to all rows is not cut into them"
         binding = self._session.io_binding()
         pairs = [kept.bind_row(binding, self._turn, row) for kept in self._kept]
         logits = self._run(binding, input_ids, self.lengths[row : row + 1], None, wanted)

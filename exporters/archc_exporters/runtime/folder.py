@@ -15,9 +15,11 @@ from archc.units import tensor_bytes
 CONTRACT, FORMAT = "archc.json", 1
 MODEL, DATA = "model.onnx", "model.onnx.data"
 LENGTHS = ("input_ids", "past_length", "seq_length", "kv_length", "max_length")
-"""The inputs of every file that archc's own runtime runs."""
+"""The inputs of every file over caches that archc's own runtime runs."""
+ENCODER_MASK, PREFIX_LENGTH = "encoder_attention_mask", "prefix_length"
+"""Inputs that stay as they are while a text is written."""
 _STEPS = re.compile(r"^ceil\(\(capacity\)/(\d+)\)$")
-Dimension = Annotated[str, StringConstraints(pattern=r"^(batch|capacity|ceil\(\(capacity\)/\d+\))$")]
+Dimension = Annotated[str, StringConstraints(pattern=r"^(batch|capacity|source|ceil\(\(capacity\)/\d+\))$")]
 """``ceil((capacity)/n)``: a row every n tokens."""
 
 
@@ -34,15 +36,19 @@ class Tensor(_Plain):
 
 
 class Cache(_Plain):
-    """What one layer keeps, as input and as output of a call; ``in_place`` says whether both may be one buffer."""
+    """What one layer keeps, as input and as output of a call; ``in_place`` says whether both may be one buffer.
+
+    What grows with the ``source`` is an output of the encoder's file and stays as it is.
+    """
 
     input: str
     output: str
     dtype: str
     shape: tuple[int | Dimension, ...]
-    growth: Literal["append", "ring", "fixed"]
+    growth: Literal["append", "ring", "fixed", "source"]
     bytes_per_token: int
     bytes_per_sequence: int
+    bytes_per_source_token: int = 0
     in_place: bool = False
 
     def allocated(self, *, batch: int, capacity: int) -> tuple[int, ...]:
@@ -64,6 +70,14 @@ def _rows(dim: str, capacity: int) -> int:
     return -(-capacity // int(match[1]))
 
 
+class EncoderFile(_Plain):
+    """The file that reads what a decoder answers, and what it is given."""
+
+    file: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
 class Made(_Plain):
     """What the file was made for."""
 
@@ -83,13 +97,17 @@ class Contract(_Plain):
 
     format: Literal[1]
     name: str
+    mask: Literal["causal", "bidirectional", "prefix"] = "causal"
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    encoder: EncoderFile | None = None
     caches: tuple[Cache, ...]
     capacity_multiple: PositiveInt
     reserved_rows: int
     max_model_len: PositiveInt
     vocab_size: PositiveInt | None
+    source_vocab_size: PositiveInt | None = None
+    start_id: int | None = None
     batched_chunks: bool
     ragged_prompts: bool
     target: Made
@@ -102,9 +120,9 @@ class Contract(_Plain):
         multiple = self.capacity_multiple
         return -(-(tokens + self.reserved_rows) // multiple) * multiple
 
-    def cache_bytes(self, *, batch: int, capacity: int) -> int:
-        """Bytes of all caches together, each counted once."""
-        return batch * sum(cache.bytes(capacity) for cache in self.caches)
+    def cache_bytes(self, *, batch: int, capacity: int, source: int = 0) -> int:
+        """Bytes of all caches together, each counted once; ``source`` are the tokens that an encoder has read."""
+        return batch * sum(cache.bytes(capacity) + cache.bytes_per_source_token * source for cache in self.caches)
 
     def eos(self) -> tuple[int, ...]:
         """Ids that end a text."""
@@ -112,7 +130,8 @@ class Contract(_Plain):
 
     def further_inputs(self) -> tuple[str, ...]:
         """Ids of a second kind, (batch, seq)."""
-        return tuple(given.name for given in self.inputs if given.name not in LENGTHS)
+        known = (*LENGTHS, ENCODER_MASK, PREFIX_LENGTH)
+        return tuple(given.name for given in self.inputs if given.name not in known)
 
 
 def read_folder(folder: Path) -> Contract:
@@ -153,7 +172,7 @@ def _check_io(folder: Path, contract: Contract) -> None:
             "export it with --io archc to run it here"
         )
     names = [given.name for given in contract.inputs]
-    lacking = [name for name in LENGTHS if name not in names]
+    lacking = [name for name in LENGTHS if name not in names and contract.mask != "bidirectional"]
     if lacking:
         raise ArchcError(f"{folder / CONTRACT} lists no input {', '.join(lacking)}; export the model again")
 
@@ -168,8 +187,9 @@ def _check_files(folder: Path, contract: Contract) -> None:
             lines.append(f"{name} has {path.stat().st_size:,} B, not {size:,}")
     if lines:
         raise ArchcError(f"{folder} is not whole: {'; '.join(lines)}. Copy or export it again")
-    if MODEL not in contract.files:
-        raise ArchcError(f"{folder / CONTRACT} lists no {MODEL}; export the model again")
+    for needed in (MODEL, *([contract.encoder.file] if contract.encoder is not None else [])):
+        if needed not in contract.files:
+            raise ArchcError(f"{folder / CONTRACT} lists no {needed}; export the model again")
     if DATA not in contract.files and not (folder / DATA).is_file():
         raise ArchcError(
             f"{folder} was exported with --no-weights, so it has no {DATA}; export it with weights to run it"

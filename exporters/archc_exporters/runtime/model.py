@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from archc.errors import ArchcError
@@ -17,8 +19,9 @@ from archc.generation.text import Text, read_tokenizer
 from archc.units import gib
 from archc_exporters.onnx.memory import free_memory_bytes
 from archc_exporters.runtime.buffers import Array
+from archc_exporters.runtime.encoder import Encoder, read_source, still_value
 from archc_exporters.runtime.engine import Engine
-from archc_exporters.runtime.folder import MODEL, Contract, read_folder
+from archc_exporters.runtime.folder import MODEL, PREFIX_LENGTH, Contract, read_folder
 from archc_exporters.runtime.prefill import MIN_CHUNK_TOKENS, Progress, prefill
 from archc_exporters.runtime.provider import Provider, choose, first_line, open_session
 
@@ -27,10 +30,16 @@ class Model:
     """A folder's model on one provider. ``contract`` says what it is, ``provider`` where it runs."""
 
     def __init__(
-        self, folder: Path, contract: Contract, session: ort.InferenceSession, provider: Provider, text: Text | None
+        self,
+        folder: Path,
+        contract: Contract,
+        session: ort.InferenceSession,
+        provider: Provider,
+        text: Text | None,
+        encoder: ort.InferenceSession | None = None,
     ) -> None:
         self.folder, self.contract, self.text = folder, contract, text
-        self.session = session
+        self.session, self.encoder = session, encoder
         self.provider: Provider = provider
 
     def generate(
@@ -47,10 +56,14 @@ class Model:
         stop_ids: Iterable[int] | None = None,
         chunk_size: int = DEFAULT_CHUNK_TOKENS,
         max_model_len: int | None = None,
+        decoder_ids: Sequence[int] | None = None,
         on_token: Callable[[Token], None] | None = None,
         progress: Progress | None = None,
     ) -> Generation:
         """Continue one prompt or several at once, texts or ids, each until one of ``stop_ids`` or ``max_new_tokens``.
+
+        A decoder with an encoder answers: the prompt is the encoder's, and the decoder starts from ``decoder_ids``, by default
+        the ``start_id`` of the contract. Where the mask has a prefix, the prompt is that.
 
         ``stop_ids`` defaults to the tokenizer's end of text, ``max_new_tokens`` to 128 or the room that is left.
         ``chunk_size`` tokens of a prompt are fed at a time. ``max_model_len`` makes the caches longer than prompt and new
@@ -59,15 +72,20 @@ class Model:
         Raises:
             ArchcError: a prompt is empty, holds ids that the model has not, or does not fit with the new tokens.
         """
+        size = self.contract.vocab_size or 0
+        source_size = self.contract.source_vocab_size or size
         ids = prompt_ids(
             listed(prompts),
-            text=self.text,
-            vocab_size=self.contract.vocab_size or 0,
-            hint=f"{self.folder} has no tokenizer, so a prompt is ids; archc export --tokenizer FILE puts one there",
+            # The folder's tokenizer is the decoder's; an encoder with other ids has another.
+            text=self.text if source_size == size else None,
+            vocab_size=source_size,
+            hint=f"{self.folder} has no tokenizer of prompts, so they are ids; archc export --tokenizer FILE puts one there",
         )
+        first = self._first_ids(decoder_ids)
+        written = ids if first is None else [first] * len(ids)
         if chunk_size < MIN_CHUNK_TOKENS:
             raise ArchcError(f"chunk_size should be at least {MIN_CHUNK_TOKENS} (found {chunk_size})")
-        new_tokens = self._new_tokens(ids, max_new_tokens, max_model_len)
+        new_tokens = self._new_tokens(written, max_new_tokens, max_model_len)
         sampling = Sampling(
             temperature=temperature,
             top_k=top_k,
@@ -76,12 +94,12 @@ class Model:
             repetition_penalty=repetition_penalty,
             seed=seed,
         )
-        sampler = Sampler(sampling, ids, vocab_size=self.contract.vocab_size or 0)
+        sampler = Sampler(sampling, written, vocab_size=size)
         ends = self.contract.eos() if stop_ids is None else tuple(stop_ids)
         rows = Rows(ids, self.text, stop_ids=ends, new_tokens=new_tokens, on_token=on_token)
-        engine = self.engine(len(ids), max(map(len, ids)) + new_tokens, max_model_len)
+        engine = self.engine(len(ids), max(map(len, written)) + new_tokens, max_model_len)
         start = time.perf_counter()
-        logits = prefill(engine, ids, self.contract, chunk=chunk_size, progress=progress)
+        logits = self.read(engine, ids, written, chunk=chunk_size, progress=progress)
         first = sampler.draw(logits)
         middle = time.perf_counter()
         for drawn in _decode(engine, first, sampler):
@@ -92,6 +110,50 @@ class Model:
             decode_seconds=time.perf_counter() - middle,
             cache_bytes=engine.cache_bytes,
         )
+
+    def read(
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        written: Sequence[Sequence[int]],
+        *,
+        chunk: int,
+        progress: Progress | None = None,
+    ) -> Array:
+        """Feed the prompts, to an encoder where there is one, and what is ``written`` to the caches: logits of the next ids.
+
+        Raises:
+            ArchcError: a prompt is longer than the encoder takes, or onnxruntime failed.
+        """
+        if self.encoder is not None:
+            if (longest := max(map(len, prompts))) > self.contract.max_model_len:
+                made = self.contract.max_model_len
+                raise ArchcError(f"a prompt of {longest:,} tokens is more than the {made:,} that the file was made for")
+            engine.give(read_source(self.encoder, self.contract, prompts, self.provider))
+            chunk = max(chunk, max(map(len, written)))
+        elif self.contract.mask == "prefix":
+            # Tokens that see each other belong into one call.
+            chunk = max(map(len, written))
+            engine.give({PREFIX_LENGTH: still_value(np.array([len(row) for row in written]), self.provider)})
+        return prefill(engine, written, self.contract, chunk=chunk, progress=progress)
+
+    def _first_ids(self, given: Sequence[int] | None) -> list[int] | None:
+        """What a decoder that reads an encoder is given before it writes; None where there is no encoder."""
+        if self.encoder is None:
+            if given is not None:
+                raise ArchcError(f"{self.folder} has no encoder, so decoder_ids belong to the prompt")
+            return None
+        if given is None:
+            if self.contract.start_id is None:
+                raise ArchcError(
+                    f"{self.folder} does not say from which id its decoder starts; give decoder_ids, or export a spec that "
+                    "states bos_token_id, or pad_token_id as in T5"
+                )
+            return [self.contract.start_id]
+        first, size = [int(one) for one in given], self.contract.vocab_size or 0
+        if not first or any(not 0 <= one < size for one in first):
+            raise ArchcError(f"decoder_ids should be one id or more from 0 to {size - 1} (found {first})")
+        return first
 
     def engine(self, batch: int, tokens: int, max_model_len: int | None = None) -> Engine:
         """Empty caches for ``batch`` sequences of ``tokens`` tokens, or ``max_model_len`` where that is more.
@@ -137,8 +199,8 @@ def _decode(engine: Engine, drawn: Array, sampler: Sampler) -> Iterator[Array]:
         drawn = sampler.draw(logits)
 
 
-def load(folder: str | PathLike[str], *, provider: str | None = None, threads: int = 0) -> Model:
-    """The model in a folder that ``archc export`` wrote, ready to generate.
+def load(folder: str | PathLike[str], *, provider: str | None = None, threads: int = 0) -> Any:
+    """The ``Model`` in a folder that ``archc export`` wrote, ready to generate, or an ``Encoder``, ready to read.
 
     ``provider`` is ``cuda`` or ``cpu``: by default CUDA where the file was made for it and a device is there. 0 ``threads``
     lets onnxruntime choose.
@@ -149,7 +211,8 @@ def load(folder: str | PathLike[str], *, provider: str | None = None, threads: i
     """
     place = Path(folder)
     contract = read_folder(place)
-    if contract.outputs[0].name != "logits" or contract.vocab_size is None:
+    is_whole = contract.mask == "bidirectional"
+    if not is_whole and (contract.outputs[0].name != "logits" or contract.vocab_size is None):
         raise ArchcError(
             f"{place} ends in {contract.outputs[0].name}, not in logits: there is nothing to generate from"
         )
@@ -161,4 +224,10 @@ def load(folder: str | PathLike[str], *, provider: str | None = None, threads: i
             f"{place} is bfloat16, which onnxruntime's CPU can't run; export it with --dtype f32 or f16, or run it on CUDA"
         )
     text = None if contract.tokenizer is None else read_tokenizer(place / contract.tokenizer.file)
-    return Model(place, contract, open_session(place / MODEL, chosen, threads=threads), chosen, text)
+    session = open_session(place / MODEL, chosen, threads=threads)
+    if is_whole:
+        return Encoder(place, contract, session, chosen, text)
+    encoder = None
+    if contract.encoder is not None:
+        encoder = open_session(place / contract.encoder.file, chosen, threads=threads)
+    return Model(place, contract, session, chosen, text, encoder)

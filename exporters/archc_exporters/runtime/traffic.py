@@ -40,8 +40,8 @@ class Traffic:
         return self.weight_bytes + self.cache_bytes
 
 
-def decode_traffic(folder: Path, contract: Contract, *, batch: int, rows: int) -> Traffic:
-    """What a step of ``batch`` tokens reads when each sequence holds ``rows`` tokens."""
+def decode_traffic(folder: Path, contract: Contract, *, batch: int, rows: int, source: int = 0) -> Traffic:
+    """What a step of ``batch`` tokens reads when each sequence holds ``rows`` tokens, and an encoder has read ``source``."""
     graph = onnx.load(folder / MODEL, load_external_data=False).graph
     sizes = {tensor.name: _bytes(tensor) for tensor in graph.initializer}
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
@@ -52,7 +52,7 @@ def decode_traffic(folder: Path, contract: Contract, *, batch: int, rows: int) -
                 share = _share(node, at, shapes[name][0], batch)
                 shares[name] = max(shares.get(name, 0.0), share)
     weights = sum(round(sizes[name] * share) for name, share in shares.items())
-    return Traffic(weight_bytes=weights, cache_bytes=contract.cache_bytes(batch=batch, capacity=rows))
+    return Traffic(weight_bytes=weights, cache_bytes=contract.cache_bytes(batch=batch, capacity=rows, source=source))
 
 
 def _share(node: NodeProto, at: int, count: int, batch: int) -> float:
