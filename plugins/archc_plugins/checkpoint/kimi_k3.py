@@ -30,6 +30,7 @@ _RULES: tuple[Rule, ...] = (
     *PRE_NORMS,
     *LATENT,
     *(entry for entry in DELTA if entry.theirs != _LOG_DECAY),
+    rule(_LOG_DECAY, "layers.{i}.mixer.forget_gate.A_log", row_multiple=_PADDED_ROWS),
     rule(f"{_LAYER}.self_attn.g_proj.weight", "layers.{i}.mixer.g_proj.weight"),
     rule(f"{_LAYER}.self_attn.g_proj.weight", "layers.{i}.mixer.gate_proj.weight"),
     *MLP,
@@ -140,10 +141,10 @@ class KimiK3Text(KimiLinear):
         return without_defaults({"kind": "attention_residual", "block_size": size, "eps": eps}, eps=1e-5)
 
     def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
-        return (*_RULES, rule(_LOG_DECAY, "layers.{i}.mixer.forget_gate.A_log", row_multiple=_PADDED_ROWS))
+        return _RULES
 
     def other_layouts(self, graph: Graph, config: Mapping[str, Any]) -> Mapping[str, Sequence[Rule]]:
-        return {"log decays without padding": (*_RULES, rule(_LOG_DECAY, "layers.{i}.mixer.forget_gate.A_log"))}
+        return {}
 
 
 class KimiK3(Nested):
