@@ -20,9 +20,9 @@ FAR = 1 << 40
 def stated(section: BaseModel) -> list[str]:
     """``num_heads 32``: every key that a spec states of a kind, in the order of the kind's own."""
     found: list[str] = []
-    for name in type(section).model_fields:
+    for name, field in type(section).model_fields.items():
         if name in section.model_fields_set and (value := getattr(section, name)) is not None:
-            found.append(f"{name} {_value(value)}")
+            found.append(f"{field.alias or name} {_value(value)}")
     return found
 
 

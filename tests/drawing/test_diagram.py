@@ -112,6 +112,13 @@ def test_light_and_dark_screens_have_colours_for_everything_that_is_drawn():
     assert {"hue0", "hue3", "bar0", "page", "box", "wire", "head"} <= coloured
 
 
+def test_keys_are_those_of_the_language():
+    found = " ".join(texts(diagram(load_spec("deepseek-v4-flash"))))
+    assert "scaling yarn (factor 16," in found
+    assert "attention_factor 1))" in found
+    assert "indexer (num_heads 64, head_dim 128, topk 512)" in found
+
+
 TWO_STACKS = """\
 spec_version: 1
 name: two-stacks
