@@ -91,7 +91,7 @@ def _alone(spec: Spec, kind: Kind) -> Iterator[tuple[str, Node]]:
             case Norm():
                 kind.define(g, "norm", x)
             case Block() if kind.keeps_streams:
-                kind.leave(g, kind.layer(g, kind.enter(g, x), mixer=_same, ffn=_same, norm=lambda name, value: value))
+                kind.leave(g, g.layer(0, _layer_alone, *kind.enter(g, x), key=kind, block=kind))
             case Block():
                 kind.define(g, x, mixer=_same, ffn=_same, norm=lambda name, value: value)
             case Position():
@@ -110,6 +110,10 @@ def _alone(spec: Spec, kind: Kind) -> Iterator[tuple[str, Node]]:
         # A kind that needs more around it than this shows nothing, rather than something wrong.
         return
     yield from walk_scopes(g.root, "")
+
+
+def _layer_alone(g: Builder, *streams: Value, block: Block) -> tuple[Value, ...]:
+    return block.layer(g, streams, mixer=_same, ffn=_same, norm=lambda name, value: value)
 
 
 def _same(value: Value) -> Value:

@@ -77,6 +77,10 @@ EXAMPLES: dict[str, Example] = {
     "mixer.lightning": example(num_heads=2, head_dim=8),
     "mixer.mamba1": example(intermediate_size=24, state_size=4, dt_rank=3, inner_norm=True),
     "mixer.mamba2": example(num_heads=4, head_dim=8, state_size=6, n_groups=2, bias=True),
+    "mixer.local_global": Example(
+        {"num_heads": 4, "head_dim": 8, "attention_window": 6, "qkv_bias": True, "global_projections": True},
+        {"position": "learned"},
+    ),
     "ffn.mlp": example(intermediate_size=24, activation="gelu", bias=True),
     "ffn.swiglu": example(intermediate_size=24, bias=True),
     "ffn.geglu": example(intermediate_size=24),
@@ -117,6 +121,7 @@ EXAMPLES: dict[str, Example] = {
     "block.normed_residual": example(ffn_residual_multiplier=0.5, ffn_skip_multiplier=2.0),
     "block.hyper_connections": example(num_streams=3, sinkhorn_iters=4, eps=1e-3),
     "block.parallel": example(shared_norm=True),
+    "block.attention_residual": example(block_size=1),
     "head.lm": example(bias=True, final_logit_softcapping=3.0),
     "head.none": example(),
     "head.mlm": Example(
