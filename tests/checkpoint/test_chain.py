@@ -23,6 +23,7 @@ CHAIN = (
     "gpt_oss",
     "deepseek_v3",
     "deepseek_v32",
+    "deepseek_v4",
     "kimi_linear",
     "qwen3_next",
     "mamba2",

@@ -30,11 +30,12 @@ class EntryIndexer(Section):
 class CompressedAttention(Mixer):
     """Attention to a window of keys and compressed entries (DeepSeek-V4, arXiv 2606.19348).
 
-    One head of keys, which are values at once, serves all query heads, whose norm has no weight. An entry is a gated mean of
-    compress_ratio tokens, made anew for the values: heavily compressed attention (HCA) reads all of them, compressed sparse
-    attention (CSA, with overlap and an indexer) the topk that the indexer scores best. The last qk_rope_head_dim channels turn,
-    entries by the position of their first token; values turn too, so the output is turned back by the position of its
-    query. It is projected in groups. Cache a token: (head_dim + indexer.head_dim) / compress_ratio, and sliding_window rows.
+    One head of keys, which are values at once, serves all query heads, whose norm has no weight. Entry w is, a channel at a
+    time, norm(sum_j softmax_j(W_g x_j + b_j) (W_c x_j)) over the compress_ratio tokens j of its window: heavily compressed
+    attention (HCA) reads all entries, compressed sparse attention (CSA, with overlap and an indexer) the topk of the largest
+    sum_h w_h relu(q_h k). The last qk_rope_head_dim channels turn, those of entries by the position of their first token;
+    values turn too, so the output is turned back by the position of its query. It is projected in groups. Cache a token:
+    (head_dim + indexer.head_dim) / compress_ratio, and sliding_window rows.
     """
 
     refuses_slopes: ClassVar[bool] = True
