@@ -50,7 +50,7 @@ def expand(spec: Spec) -> Graph:
         root=g.root,
         dtype=spec.dtype,
         vocab_size=last.tokenizer.ids() or None,
-        max_position_embeddings=spec.max_position_embeddings,
+        max_position_embeddings=last.embedding.num_tokens() or spec.max_position_embeddings,
         num_layers=sum(around.stack.num_layers for around in stacks),
         mask=last.mask,
         inputs=g.inputs,
