@@ -53,6 +53,16 @@ MODERN = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
     },
 }
+DEBERTA = {
+    **SMALL,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 0.01,
+    "relative_attention": True,
+    "position_biased_input": False,
+    "max_relative_positions": 9,
+    "pos_att_type": ["c2p", "p2c"],
+}
+LONGFORMER = {**ROBERTA, "type_vocab_size": 1, "attention_window": [8, 4, 8]}
 VIT = {
     "hidden_size": 48,
     "num_hidden_layers": 3,
@@ -81,6 +91,7 @@ bert, roberta = _of("BertConfig", BERT), _of("RobertaConfig", ROBERTA, pad=1)
 xlm = _of("XLMRobertaConfig", ROBERTA, pad=1)
 roformer, modern = _of("RoFormerConfig", BERT), _of("ModernBertConfig", MODERN)
 vit = _of("ViTConfig", VIT)
+deberta, longformer = _of("DebertaConfig", DEBERTA), _of("LongformerConfig", LONGFORMER, pad=1)
 
 ENCODERS = {
     "bert": bert("BertModel", POOLED),
@@ -103,6 +114,14 @@ ENCODERS = {
     "roformer texts": roformer("RoFormerForSequenceClassification", by_row=True, hidden_act="relu", **THREE),
     "roformer tokens": roformer("RoFormerForTokenClassification", **THREE),
     "roformer answers": roformer("RoFormerForQuestionAnswering", SPAN),
+    "deberta": deberta("DebertaModel", HIDDEN),
+    "deberta masked": deberta("DebertaForMaskedLM"),
+    "deberta, position keys alone": deberta("DebertaModel", HIDDEN, pos_att_type=["c2p"], type_vocab_size=2),
+    "deberta texts": deberta("DebertaForSequenceClassification", by_row=True, **THREE),
+    "deberta answers": deberta("DebertaForQuestionAnswering", SPAN),
+    "longformer": longformer("LongformerModel", POOLED),
+    "longformer masked": longformer("LongformerForMaskedLM", attention_window=8),
+    "longformer texts": longformer("LongformerForSequenceClassification", by_row=True, **THREE),
     "modernbert": modern("ModernBertModel", HIDDEN),
     "modernbert masked": modern("ModernBertForMaskedLM"),
     "modernbert with biases": modern(
@@ -158,6 +177,11 @@ class Judge:
     @torch.no_grad()
     def forward(self, main: Tensor, **more: Any) -> list[Tensor]:
         """The outputs; scores of where an answer begins and ends are side by side, as they come out of one matrix."""
+        if self.encoder.config_class == "LongformerConfig":
+            # There it is an input which tokens are global: the first of each row.
+            mask = more.get("attention_mask")
+            first = torch.zeros(len(main), dtype=torch.int64) if mask is None else mask.argmax(1)
+            more["global_attention_mask"] = torch.zeros_like(main).scatter(1, first.unsqueeze(1), 1)
         found = self.model(main, **{name: value for name, value in more.items() if value is not None})
         parts = [found[name] for name in self.encoder.outputs]
         return [torch.stack(parts, -1)] if self.encoder.outputs == SPAN else parts

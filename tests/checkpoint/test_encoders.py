@@ -148,6 +148,11 @@ def test_every_weight_moves_the_outputs_but_biases_that_the_softmax_cancels(conv
         if change < 10 * judge.encoder.tolerance:
             unmoved.append(key)
     cancelled = ["layers.2.mixer.k_proj.bias"]
+    if name.startswith("longformer"):
+        cancelled.append("layers.2.mixer.global_k_proj.bias")
+    if name == "longformer texts":
+        # Of the last layer only the first token is read, and that looks through projections of its own.
+        cancelled[:1] = [f"layers.2.mixer.{part}_proj.{kind}" for part in "qkv" for kind in ("weight", "bias")]
     assert unmoved in ([], cancelled)
 
 

@@ -102,6 +102,22 @@ EXAMPLES: dict[str, Example] = {
     "position.sinusoidal": example(),
     "position.learned": example(),
     "position.alibi": example(),
+    "position.disentangled": Example(
+        {"max_relative_positions": 6},
+        {
+            "encoder": {},
+            "mixers": {
+                "mixer": {
+                    "kind": "gqa",
+                    "num_heads": 4,
+                    "num_kv_heads": 4,
+                    "head_dim": 8,
+                    "qkv_bias": True,
+                    "k_bias": False,
+                }
+            },
+        },
+    ),
     "scaling.linear": example(factor=4.0),
     "scaling.dynamic": example(factor=4.0, original_max_position_embeddings=64),
     "scaling.yarn": example(factor=4.0, original_max_position_embeddings=8),
