@@ -31,8 +31,9 @@ COMPLEXITY_CONVENTIONS: dict[str, str] = {
     "length": "n tokens of one sequence; prefill: n new tokens from nothing, decode: the n-th token over n - 1 cached ones; "
     "an encoder is given n tokens in a prefill and none in a decode step",
     "growth": (
-        "O(n^b): b is measured on the closed form between two lengths beyond every window; w, c and k are windows, chunks and "
-        "chosen or projected keys in front of it, in tokens; time: FLOPs over needed pairs, cache: bytes kept after n tokens"
+        "O(n^b): b is measured on the closed form between two lengths beyond every window; w, c, k and g are windows, "
+        "chunks, chosen or projected keys and global tokens that multiply it, in tokens; "
+        "time: FLOPs over needed pairs, cache: bytes kept after n tokens"
     ),
     "full attention": (
         "the first mixer of the same stack that grows with n^2 and bounds nothing, else a gqa with as many heads of the "

@@ -16,13 +16,13 @@ FAR = 1 << 64
 DOUBLINGS = 512
 """The exponent is the mean over so many doublings of n: a cost that swings inside a chunk weighs nothing in it."""
 
-BOUNDS = {"window": "w", "chunk": "c", "topk": "k", "num_rows": "k"}
-"""Fields of ops that bound, in tokens, what a token reads, and the letter that stands for each."""
+BOUNDS = {"window": "w", "chunk": "c", "topk": "k", "num_rows": "k", "num_global": "g"}
+"""Fields of ops that bound, in tokens, what a token reads, and the letter that stands for each; several add up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Grows as n^exponent, times the bounds by letter; None where there is nothing that could grow."""
+    """Grows as n^exponent, times the sum of the bounds, which are by letter; None where there is nothing that could grow."""
 
     exponent: float | None = None
     bounds: dict[str, int] = field(default_factory=dict[str, int])
@@ -30,8 +30,10 @@ class Growth:
     def __str__(self) -> str:
         if self.exponent is None:
             return "-"
-        power = "n" if self.exponent == 1 else f"n^{self.exponent:g}"
-        return f"O({'·'.join(([power] if self.exponent else []) + list(self.bounds)) or 1})"
+        power = [] if self.exponent == 0 else ["n" if self.exponent == 1 else f"n^{self.exponent:g}"]
+        bound = "+".join(self.bounds)
+        factors = power + ([f"({bound})" if power and len(self.bounds) > 1 else bound] if bound else [])
+        return f"O({'·'.join(factors) or 1})"
 
     def to_json(self) -> dict[str, Any]:
         """The text, the exponent, and the bounds in tokens."""

@@ -11,7 +11,7 @@ import archc
 from archc.errors import ArchcError
 from archc.estimation.complexity import KindGrowth, complexity
 from archc.estimation.complexity_crossing import crossing
-from archc.estimation.complexity_growth import exponent
+from archc.estimation.complexity_growth import Growth, exponent
 from archc.estimation.estimate import estimate
 from archc.ir.size import Dim, ceil_div, evaluate, minimum, symbol
 from archc.spec.load import load_spec, loads_spec, shipped_specs
@@ -66,6 +66,17 @@ def test_a_bound_is_told_in_tokens():
     assert kind_of("llama-4-scout", "chunked").growth["cache"].bounds == {"c": 8192}
     assert kind_of("linformer", "attn").growth["prefill"].bounds == {"k": 256}
     assert kind_of("gpt-oss-20b", "full").growth["prefill"].bounds == {}
+
+
+def test_bounds_that_stand_together_add_up():
+    texts = [str(Growth(order, {"w": 512, "g": 2})) for order in (0, 1, 2)]
+    assert texts == ["O(w+g)", "O(n·(w+g))", "O(n^2·(w+g))"]
+    assert [str(Growth(0)), str(Growth(0, {"w": 9})), str(Growth(1.58)), str(Growth())] == [
+        "O(1)",
+        "O(w)",
+        "O(n^1.58)",
+        "-",
+    ]
 
 
 def test_the_exponent_of_a_polynomial_is_that_of_its_highest_term():
