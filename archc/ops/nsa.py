@@ -19,9 +19,8 @@ class NativeSparseAttention(Op):
     they are compressed, keys and values of the selected one. Outputs (compressed, selected), each heads x value_dim wide.
 
     * compressed: every ``compress_stride`` tokens a block of ``compress_block_size`` becomes one key and one value,
-      ``W (rows + position)``, or ``W2 silu(W1 (rows + position))`` where ``compress_intermediate_size`` says how wide that
-      is, over the block's rows side by side, one map for all heads. A token sees the blocks that end no later than itself;
-      before the first of those this branch is 0.
+      ``W2 silu(W1 (rows + position))`` over the block's rows side by side, ``compress_intermediate_size`` wide inside, one map
+      for all heads. A token sees the blocks that end no later than itself; before the first of those this branch is 0.
     * selected: the shares p of the compressed branch, summed over the heads of a group, score the blocks of
       ``select_block_size``: each compressed block counts once a stride that it shares with the selected one (equation 9 with
       indices from 1). ``num_initial_blocks`` and ``num_local_blocks``, the token's own among them, are always in; the best
@@ -39,7 +38,7 @@ class NativeSparseAttention(Op):
     scale: float
     compress_block_size: int
     compress_stride: int
-    compress_intermediate_size: int | None
+    compress_intermediate_size: int
     select_block_size: int
     num_selected_blocks: int
     num_initial_blocks: int
@@ -64,9 +63,8 @@ class NativeSparseAttention(Op):
         for name, dim in (("key", self.key_dim), ("value", self.value_dim)):
             rows, hidden = self.compress_block_size, self.compress_intermediate_size
             found[f"{name}_position"] = Param(f"{name}_position", (rows, dim))
-            if hidden is not None:
-                found[f"{name}_up"] = Param(f"{name}_up.weight", (hidden, rows * dim))
-            found[f"{name}_down"] = Param(f"{name}_down.weight", (dim, hidden or rows * dim))
+            found[f"{name}_up"] = Param(f"{name}_up.weight", (hidden, rows * dim))
+            found[f"{name}_down"] = Param(f"{name}_down.weight", (dim, hidden))
         return found
 
     def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
@@ -107,10 +105,7 @@ class NativeSparseAttention(Op):
         """The map of each block that becomes complete, and two attentions; choosing is elementwise."""
         block, stride, hidden = self.compress_block_size, self.compress_stride, self.compress_intermediate_size
         new = compressed_rows(TOTAL, block, stride) - compressed_rows(PAST, block, stride)
-        one_map = sum(
-            2 * (block * dim * dim if hidden is None else hidden * (block * dim + dim))
-            for dim in (self.key_dim, self.value_dim)
-        )
+        one_map = 2 * hidden * (block + 1) * (self.key_dim + self.value_dim)
         seen_twice = compressed_pairs_twice(pairs, block, stride) + chosen_pairs_twice(
             pairs, form, self.select_block_size, self.num_selected_blocks
         )

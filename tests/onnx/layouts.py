@@ -50,8 +50,8 @@ embedding: {hidden_size: 32, tie_word_embeddings: false}
 mixers:
   nsa:
     {kind: nsa, num_heads: 4, num_kv_heads: 2, head_dim: 8, compress_block_size: 4, compress_stride: 2, select_block_size: 4,
-     num_selected_blocks: 3, num_local_blocks: 1, sliding_window: 5}
-  deep: {extends: nsa, v_head_dim: 16, compress_intermediate_size: 12, compress_block_size: 6, select_block_size: 6}
+     compress_intermediate_size: 12, num_selected_blocks: 3, num_local_blocks: 1, sliding_window: 5}
+  deep: {extends: nsa, v_head_dim: 16, compress_intermediate_size: 20, compress_block_size: 6, select_block_size: 6}
   moba: {kind: moba, num_heads: 4, num_kv_heads: 2, head_dim: 8, block_size: 4, topk: 3}
   biased: {kind: moba, num_heads: 3, num_kv_heads: 3, head_dim: 8, block_size: 5, topk: 2, qkv_bias: true}
 ffns:

@@ -23,17 +23,17 @@ pytestmark = pytest.mark.torch
 LENGTH = 27
 
 
-def nsa(keys="", *, block=4, stride=2, select=4, count=4, initial=1, local=1, window=5, value=6):
+def nsa(keys="", *, block=4, stride=2, select=4, count=4, initial=1, local=1, window=5, value=6, hidden=10):
     """An nsa with more keys."""
     sizes = f"compress_block_size: {block}, compress_stride: {stride}, select_block_size: {select}"
     chosen = f"num_selected_blocks: {count}, num_initial_blocks: {initial}, num_local_blocks: {local}"
-    heads = f"num_heads: 4, num_kv_heads: 2, head_dim: 8, v_head_dim: {value}"
+    heads = f"num_heads: 4, num_kv_heads: 2, head_dim: 8, v_head_dim: {value}, compress_intermediate_size: {hidden}"
     return f"{{kind: nsa, {heads}, {sizes}, {chosen}, sliding_window: {window}{', ' if keys else ''}{keys}}}"
 
 
 MIXERS = {
     "overlapping blocks": nsa(),
-    "an mlp": nsa("compress_intermediate_size: 10"),
+    "a wide mlp": nsa(hidden=50),
     "equal blocks": nsa(stride=4),
     "long blocks": nsa(block=6, stride=3, select=12, count=2, initial=0),
     "blocks of three strides": nsa(block=6, stride=2, select=8, count=3, local=2),
@@ -83,10 +83,8 @@ def written_out(x, weights, kind, theta):
         vector = torch.cat(
             [row + position for row, position in zip(rows, weights[f"sparse.{name}_position"], strict=True)]
         )
-        if f"sparse.{name}_up.weight" in weights:
-            vector = weights[f"sparse.{name}_up.weight"] @ vector
-            vector = vector / (1 + torch.exp(-vector))
-        return weights[f"sparse.{name}_down.weight"] @ vector
+        vector = weights[f"sparse.{name}_up.weight"] @ vector
+        return weights[f"sparse.{name}_down.weight"] @ (vector / (1 + torch.exp(-vector)))
 
     q = rotated("q")
     k = {branch: rotated(f"{branch}_k") for branch in ("compressed", "selected", "window")}

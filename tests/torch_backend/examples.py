@@ -17,6 +17,10 @@ TINY = ("tiny-llama", "tiny-kimi-linear", "tiny-deepseek-v3", "tiny-gpt-oss", "t
 GQA = "kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16"
 MLA = "kind: mla, num_heads: 2, kv_lora_rank: 24, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 12"
 SPARSE_MLA = MLA.replace("mla", "sparse_mla") + ", q_lora_rank: 20, indexer: {num_heads: 16, head_dim: 12, topk: 7}"
+NSA = (
+    "kind: nsa, num_heads: 4, num_kv_heads: 2, head_dim: 16, compress_block_size: 4, compress_stride: 2, select_block_size: 4, "
+    "compress_intermediate_size: 20, num_selected_blocks: 4, sliding_window: 5"
+)
 KDA = "kind: kda, num_heads: 2, head_dim: 16"
 GATED_DELTANET = "kind: gated_deltanet, num_key_heads: 2, num_value_heads: 4, key_head_dim: 16, value_head_dim: 12"
 MAMBA2 = "kind: mamba2, num_heads: 4, head_dim: 12, state_size: 16"
@@ -47,6 +51,9 @@ MIXERS = {
     "mla": f"{{{MLA}}}",
     "mla q lora": f"{{{MLA}, q_lora_rank: 20, bias: true, output_gate: true}}",
     "sparse_mla": f"{{{SPARSE_MLA}}}",
+    "nsa": f"{{{NSA}}}",
+    "nsa of one local block": f"{{{NSA}, v_head_dim: 12, num_initial_blocks: 0, num_local_blocks: 1}}",
+    "moba": "{kind: moba, num_heads: 4, num_kv_heads: 2, head_dim: 16, block_size: 4, topk: 3, qkv_bias: true}",
     "kda": f"{{{KDA}}}",
     "kda full rank gate": f"{{{KDA}, full_rank_gate: true, decay_floor: -5.0, conv_kernel: 2}}",
     "gated_deltanet": f"{{{GATED_DELTANET}}}",

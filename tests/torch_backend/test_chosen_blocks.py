@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 HEADS = "num_heads: 4, num_kv_heads: 2, head_dim: 16"
 MIXERS = {
     "nsa": f"{{kind: nsa, {HEADS}, compress_block_size: 4, compress_stride: 2, select_block_size: 4, num_selected_blocks: 3, "
-    "num_local_blocks: 1, sliding_window: 5}",
+    "num_local_blocks: 1, compress_intermediate_size: 20, sliding_window: 5}",
     "moba": f"{{kind: moba, {HEADS}, block_size: 4, topk: 3}}",
 }
 

@@ -33,7 +33,7 @@ def gates(q_BNSH: Tensor, mean_BKJH: Tensor, at_BS: Tensor, block: int) -> Tenso
     batch, heads, seq, _ = q_BNSH.shape
     kv_heads = mean_BKJH.shape[1]
     q_BKgH = q_BNSH.reshape(batch, kv_heads, heads // kv_heads * seq, -1)
-    product = torch.matmul(q_BKgH, mean_BKJH.transpose(-1, -2)).view(batch, heads, seq, -1)
+    product = torch.matmul(q_BKgH, mean_BKJH.transpose(-1, -2)).view(batch, heads, seq, mean_BKJH.shape[2])
     return product if product.dtype == torch.float64 else product.float()
 
 

@@ -41,13 +41,14 @@ def attend_with_shares(
     """(output (B, N, S, V), shares summed over the heads of a group (B, K, S, R), float32). Who sees no row gets zeros."""
     batch, heads, seq, _ = q_BNSH.shape
     kv_heads, rows = k_BKRH.shape[1], k_BKRH.shape[2]
-    q_BKgH = q_BNSH.reshape(batch, kv_heads, heads // kv_heads * seq, -1)
-    scores = torch.matmul(q_BKgH, k_BKRH.transpose(-1, -2)).view(batch, kv_heads, -1, seq, rows) * scale
+    group = heads // kv_heads
+    q_BKgH = q_BNSH.reshape(batch, kv_heads, group * seq, -1)
+    scores = torch.matmul(q_BKgH, k_BKRH.transpose(-1, -2)).view(batch, kv_heads, group, seq, rows) * scale
     scores = scores if scores.dtype == torch.float64 else scores.float()
     hidden = ~seen.unsqueeze(1)
     # A finite number, so that a row of which nothing is seen has no NaN, in its gradient either.
     shares = scores.masked_fill(hidden, -1e30).softmax(-1).masked_fill(hidden, 0.0)
-    out = torch.matmul(shares.to(v_BKRV.dtype).view(batch, kv_heads, -1, rows), v_BKRV)
+    out = torch.matmul(shares.to(v_BKRV.dtype).view(batch, kv_heads, group * seq, rows), v_BKRV)
     return out.view(batch, heads, seq, -1), shares.sum(2)
 
 
@@ -202,9 +203,7 @@ class NativeSparseAttention(nn.Module):
 
     def _map(self, name: str, rows_BKnlH: Tensor) -> Tensor:
         flat = (rows_BKnlH + getattr(self, f"{name}_position")).flatten(-2)
-        if hasattr(self, f"{name}_up"):
-            flat = functional.silu(self.get_submodule(f"{name}_up")(flat))
-        return self.get_submodule(f"{name}_down")(flat)
+        return self.get_submodule(f"{name}_down")(functional.silu(self.get_submodule(f"{name}_up")(flat)))
 
     def extra_repr(self) -> str:
         return (

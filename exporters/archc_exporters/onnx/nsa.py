@@ -94,8 +94,7 @@ def _compressed(ctx: Lowering, node: Node, op: ops.NativeSparseAttention, name: 
     blocks = ctx.op("Reshape", ctx.op("GatherND", joined, rows, batch_dims=2), ctx.ints(0, 0, -1, width))
     position = ctx.weight(node, f"{name}_position", tag="flat", shape=(width,), transform=flattened)
     blocks = ctx.op("Add", blocks, position)
-    if op.compress_intermediate_size is not None:
-        blocks = activate(ctx, ctx.op("MatMul", blocks, _matrix(ctx, node, f"{name}_up")), "silu")
+    blocks = activate(ctx, ctx.op("MatMul", blocks, _matrix(ctx, node, f"{name}_up")), "silu")
     blocks = ctx.op("MatMul", blocks, _matrix(ctx, node, f"{name}_down"))
     role = f"compressed_{name}"
     return ctx.present(node, role, write_blocks(ctx, ctx.past(node, role), blocks, first))

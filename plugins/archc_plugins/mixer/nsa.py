@@ -20,7 +20,8 @@ class NSA(Mixer):
 
     compressed: one key and value for every block of keys; selected: the blocks that those score best, in full; window: the
     newest keys. Each branch has keys and values of its own, as the paper has it, and gates are a sigmoid of a linear map of
-    the input, one a branch and head. Keys are rotated at their own positions before a block of them is compressed.
+    the input, one a branch and head. Keys are rotated at their own positions before a block of them is compressed, by an MLP
+    over positions inside the block: one linear map alone would add the same to every key, which a softmax does not see.
     """
 
     refuses_slopes: ClassVar[bool] = True
@@ -37,8 +38,8 @@ class NSA(Mixer):
     """Keys that become one compressed key."""
     compress_stride: PositiveInt
     """Tokens from one compressed block to the next."""
-    compress_intermediate_size: PositiveInt | None = None
-    """Inner width of the MLP that compresses a block, silu inside. Default: null, one linear map."""
+    compress_intermediate_size: PositiveInt
+    """Inner width of the MLP that compresses a block, silu inside; the paper does not say its own."""
     select_block_size: PositiveInt
     """Keys of a block that is chosen or not."""
     num_selected_blocks: PositiveInt
