@@ -225,7 +225,7 @@ def test_a_mix_of_streams_keeps_their_sum_and_spreads_no_further():
     leaf = Leaf(op, None)
     draw = torch.Generator().manual_seed(0)
     for name, shape in (("fn", (24, 32)), ("base", (24,)), ("scale", (3,))):
-        leaf.register_parameter(name, torch.nn.Parameter(torch.randn(shape, generator=draw)))
+        leaf.register_parameter(name, torch.nn.Parameter(0.3 * torch.randn(shape, generator=draw)))
     _, post, comb = leaf(torch.randn(2, 5, 32, generator=draw))
     square = comb.unflatten(-1, (4, 4))
     for axis in (-2, -1):
