@@ -40,7 +40,10 @@ class BidirectionalAttention(nn.Module):
         """``further`` is the padding (batch, seq), or a bias (batch or 1, heads, seq, seq) that knows it."""
         q, k, v = to_heads(q, self.key_dim), to_heads(k, self.key_dim), to_heads(v, self.value_dim)
         mask = further if self.has_bias else self._mask(q, seen_of(further))
-        return from_heads(self.kernel(q, k, v, scale=self.scale, mask=mask, soft_cap=self.soft_cap))
+        return from_heads(self._call(q, k, v, mask))
+
+    def _call(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self.kernel(q, k, v, scale=self.scale, mask=mask, soft_cap=self.soft_cap)
 
     def _mask(self, q_BNSH: Tensor, seen: Tensor | None) -> Tensor | None:
         seq, device = q_BNSH.shape[2], q_BNSH.device
@@ -50,10 +53,10 @@ class BidirectionalAttention(nn.Module):
         reach = while_alive(key, lambda: self._reach(seq, q_BNSH))
         if seen is None:
             return reach
-        if reach.dtype == torch.bool:
+        if self.window is not None:
             # A padded query may have nothing but padding in its window; it sees itself, so that no row is empty.
-            return (reach & seen) | torch.eye(seq, dtype=torch.bool, device=device)
-        return reach.masked_fill(~seen, float("-inf"))
+            seen = seen | torch.eye(seq, dtype=torch.bool, device=device)
+        return reach & seen if reach.dtype == torch.bool else reach.masked_fill(~seen, float("-inf"))
 
     def _reach(self, seq: int, q: Tensor) -> Tensor:
         """Which tokens see each other, (1, 1, S, S) bool; with slopes numbers, (1, N, S, S)."""
@@ -95,7 +98,10 @@ class CrossAttention(nn.Module):
             keep_source(key, keys)
             keep_source(value, values)
         mask = seen_of(padding)
-        return from_heads(self.kernel(q, keys, values, scale=self.scale, mask=mask, soft_cap=self.soft_cap))
+        return from_heads(self._call(q, keys, values, mask))
+
+    def _call(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self.kernel(q, k, v, scale=self.scale, mask=mask, soft_cap=self.soft_cap)
 
     def extra_repr(self) -> str:
         return f"key_dim={self.key_dim}, value_dim={self.value_dim}, scale={self.scale:.6g}"

@@ -173,8 +173,12 @@ def _attention(case: Case) -> Iterator[Finding]:
     if case.provider != "cuda":
         return
     width = decode(case.dim(mask, -1)) if mask else None
-    if width is not None and width % MASK_MULTIPLE:
-        shown = case.dim(mask, -1)
+    shown = case.dim(mask, -1) if mask else None
+    if isinstance(shown, str) and width == 1:
+        # No column but those of the call: all tokens are seen at once, and how many a caller says.
+        message = f"a {shown} that is no multiple of {MASK_MULTIPLE} runs unfused under a mask"
+        yield Finding("bounded", message, "pad the tokens to a multiple of 8")
+    elif width is not None and width % MASK_MULTIPLE:
         message = f"a mask of {shown} columns is no multiple of {MASK_MULTIPLE} wide in decoding: unfused attention"
         yield Finding("slow", message, "pad keys and mask to a multiple of 8")
     queries, keys, values = (case.input(name) for name in ("Q", "K", "V"))
