@@ -8,12 +8,14 @@ from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal
 
 from archc.errors import ArchcError, GraphError
+from archc.graph.scoring import attend_by
 from archc.graph.vocabulary import Builder
 from archc.ir.size import BATCH, Dim
 from archc.ir.values import MODEL_DTYPE, Param, TensorType, Value
 from archc.ops.elementwise import Activation, GatedActivation
 from archc.ops.moe import Route
 from archc.ops.rotary import Turn
+from archc.ops.score import ScoreForm
 from archc.spec.kind import Kind
 from archc.spec.slots import Slot
 from archc.spec.values import Dtype
@@ -231,6 +233,29 @@ class Mixer(Kind):
     def cross(self, g: Builder, x: Value, memory: Value) -> Value:
         """``x``: (batch, seq, hidden_size) -> same shape, reading ``memory``, the encoder's (batch, source, its width)."""
         raise AssertionError(f"{type(self).__name__} says that it can cross, so it must define it")
+
+
+class Score(Kind):
+    """How a query and a key meet, and what weights come of it."""
+
+    family: ClassVar[str] = "score"
+
+    is_product: ClassVar[bool] = True
+    """Whether they meet in a product, so that positions may turn them."""
+
+    def width(self, head_dim: int) -> int:
+        """Channels of a head of queries and keys in a mixer of ``head_dim``."""
+        return head_dim
+
+    @abstractmethod
+    def form(self, width: int) -> ScoreForm:
+        """The score of queries and keys of so many channels."""
+
+    def attend(
+        self, g: Builder, name: str, q: Value, k: Value, v: Value, *, num_heads: int, cross: bool = False
+    ) -> Value:
+        """Attention of q over k and v, (batch, seq, heads x value_dim); a score that no form says places its own op here."""
+        return attend_by(g, name, self.form(q.width // num_heads), q, k, v, num_heads=num_heads, cross=cross)
 
 
 class FFN(Kind):

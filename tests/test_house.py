@@ -20,6 +20,7 @@ GROUPS = {
     "archc.norm",
     "archc.position",
     "archc.scaling",
+    "archc.score",
     "archc.block",
     "archc.head",
     "archc.embedding",

@@ -9,7 +9,7 @@ from archc import registry
 from archc.cli.plugin_usage import kinds_in, shipped
 from archc.errors import ArchcError, GraphError
 from archc.expansion import expand
-from archc.families import FFN, Block, Embedding, Head, Mixer, Norm, Position, Router
+from archc.families import FFN, Block, Embedding, Head, Mixer, Norm, Position, Router, Score
 from archc.graph.graph import walk_scopes
 from archc.graph.vocabulary import Builder
 from archc.ir.size import BATCH, SEQ
@@ -84,6 +84,7 @@ def _alone(spec: Spec, kind: Kind) -> Iterator[tuple[str, Node]]:
     g = Builder(max_position_embeddings=spec.max_position_embeddings)
     width: int = spec.embedding.hidden_size
     x = g.add_input("x", TensorType((BATCH, SEQ, width)))
+    g.mask = "bidirectional" if spec.main.mask == "bidirectional" else "causal"
     g.ids, g.num_ids = g.sources["input_ids"], spec.tokenizer.ids()
     norm: Norm = spec.norm
     try:
@@ -97,13 +98,18 @@ def _alone(spec: Spec, kind: Kind) -> Iterator[tuple[str, Node]]:
             case Position():
                 kind.rotate(g, kind.embed(g, x), head_dim=width)
             case Embedding():
-                vectors, _ = kind.define(g, g.sources["input_ids"], vocab_size=spec.tokenizer.ids())
+                read = g.sources.get(kind.source) or g.add_input(kind.source, kind.input_type(SEQ))
+                vectors, _ = kind.define(g, read, vocab_size=spec.tokenizer.ids())
                 kind.finish(g, vectors, norm=norm)
             case Head():
                 table = Param("weight", (spec.tokenizer.ids(), width))
+                g.norm = lambda name, value: norm.define(g, name, value)
                 kind.define(g, x, table=table, tied=False)
             case Router():
                 kind.choose(g, x, *_experts(spec, kind))
+            case Score():
+                wide = g.add_input("queries", TensorType((BATCH, SEQ, kind.width(width))))
+                kind.attend(g, "attention", wide, wide, x, num_heads=1)
             case _:
                 return
     except (GraphError, TypeError):

@@ -19,6 +19,7 @@ PLACES = {
     "block": "stack.block",
     "router": "ffns.ffn.router",
     "scaling": "position.scaling",
+    "score": "mixers.mixer.score",
 }
 """family -> path in the spec at which its kind stands."""
 
@@ -61,6 +62,9 @@ def spec_text(family: str, name: str, keys: Mapping[str, Any], around: Mapping[s
             tree["ffns"] = {"ffn": {"kind": "moe", **experts, "router": stated}}
         case "scaling":
             tree["position"]["scaling"] = stated
+        case "score":
+            tree["mixers"] = {"mixer": {"kind": "general_attention", "num_heads": 2, "head_dim": 8, "score": stated}}
+            tree["position"] = "none"
         case _:
             raise PluginError(f"a spec has no place for the {family} {name}; give a spec that has one")
     return emit({key: value for key, value in {**tree, **around}.items() if value is not None})

@@ -1,0 +1,1 @@
+"""Scores: how queries and keys meet."""
