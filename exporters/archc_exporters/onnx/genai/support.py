@@ -49,10 +49,11 @@ def _objections(graph: Graph, target: Target) -> Iterator[tuple[str, str]]:
     if graph.mask == "bidirectional":
         yield "stack", "sees all tokens at once, and its runtime generates"
         return
+    if any(name.startswith(ENCODER) for name in graph.inputs):
+        yield "decoder", "reads an encoder, and its runtime is given decoders alone"
+        return
     for name in graph.inputs:
-        if name.startswith(ENCODER):
-            yield name, "is an encoder's, and its runtime takes decoders alone as they are"
-        elif name not in ("input_ids", "positions"):
+        if name not in ("input_ids", "positions"):
             what = "the length of a prefix" if name == "prefix_length" else "a second input of ids"
             yield name, f"is {what}, which its runtime does not feed"
     for scope, _, op in attention_nodes(graph):
@@ -75,7 +76,7 @@ def _state_objections(graph: Graph) -> Iterator[tuple[str, str]]:
     names = onnx_state_names(graph)
     layers: dict[str, set[str]] = {}
     shapes: dict[str, tuple[str, tuple[object, ...]]] = {}
-    for state in (name for name, kept in graph.states().items() if kept.growth != "source"):
+    for state in graph.states():
         match = _CACHE.match(names[state])
         if match is None or match["ending"] not in _PAIRS:
             ending = names[state].rpartition(".")[2]
