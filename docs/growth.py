@@ -35,6 +35,7 @@ SPECS = (
     "gla",
     "performer",
     "linformer",
+    "longformer-base-4096",
     "t5-base",
     "demo-yoco",
 )

@@ -213,7 +213,8 @@ def _compare(kinds: list[KindGrowth], bodies: list[Body], graph: Graph) -> None:
             full.setdefault(kind.section, kind)
     for kind, body in mixers:
         known = full.get(kind.section)
-        if kind is known:
+        if kind is known or kind.growth["prefill"].exponent == 0:
+            # The tokens of a picture are as many as its patches, whatever n.
             continue
         mask = "bidirectional" if kind.section == "encoder" else graph.mask
         made = (known.name, known.costs) if known is not None else full_attention(body, graph.dtype, mask=mask)
@@ -235,8 +236,8 @@ def _whole(graph: Graph, kinds: Sequence[KindGrowth]) -> KindGrowth:
     for name, form in forms.items():
         order = exponent(form)
         leading = [growth.bounds for kind in kinds if (growth := kind.growth[name]).exponent == order is not None]
-        letters = {letter for bounds in leading for letter in bounds}
-        growths[name] = Growth(order, {one: max(found.get(one, 0) for found in leading) for one in sorted(letters)})
+        letters = dict.fromkeys(letter for bounds in leading for letter in bounds)
+        growths[name] = Growth(order, {one: max(found.get(one, 0) for found in leading) for one in letters})
     return KindGrowth("", "model", "whole", sum(placement.layers.values()), total, growths)
 
 
