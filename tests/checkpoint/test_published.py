@@ -47,8 +47,10 @@ def shipped(name: str) -> Graph | None:
         except ArchcError:
             continue
         # A configuration says how many rows the table has, and not how many of them the tokenizer uses.
-        rows = spec.embedding.rows(spec.tokenizer.vocab_size)
-        graph = expand(load_spec(candidate, [f"tokenizer.vocab_size={rows}", *UNSAID.get(name, ())]))
+        changes = UNSAID.get(name, ())
+        if spec.tokenizer.ids():
+            changes = [f"tokenizer.vocab_size={spec.embedding.rows(spec.tokenizer.vocab_size)}", *changes]
+        graph = expand(load_spec(candidate, changes))
         if name in EXTENDED_ONLY:
             del graph.plugins[EXTENDED_ONLY[name]]
         return graph

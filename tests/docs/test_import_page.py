@@ -27,7 +27,7 @@ def test_every_family_is_in_the_table() -> None:
     text = (ROOT / "docs" / PAGE).read_text("utf-8")
     table = text[text.index("| `model_type` | models |") : text.index("Each is one module of")]
     rows = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
-    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    listed = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
     assert sorted(listed) == registry.names("checkpoint")
 
 

@@ -70,10 +70,6 @@ class RoFormer(Checkpoint):
         hidden, width = config.take("hidden_size"), config.take("embedding_size")
         ignore_training(config)
         narrow = {"embedding_size": width, "projection": "last", "projection_bias": True}
-        if found == MASKED and not tied and width not in (None, hidden):
-            config.refuse(
-                "embedding_size", "asks for a narrow table beside a head of its own, which is as wide as the table"
-            )
         return {
             "tokenizer": tokenizer(config),
             "embedding": {
