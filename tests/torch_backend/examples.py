@@ -21,6 +21,10 @@ NSA = (
     "kind: nsa, num_heads: 4, num_kv_heads: 2, head_dim: 16, compress_block_size: 4, compress_stride: 2, select_block_size: 4, "
     "compress_intermediate_size: 20, num_selected_blocks: 4, sliding_window: 5"
 )
+COMPRESSED = (
+    "kind: compressed_attention, num_heads: 4, head_dim: 16, q_lora_rank: 20, o_groups: 2, o_lora_rank: 12, qk_rope_head_dim: 8, "
+    "sliding_window: 5"
+)
 KDA = "kind: kda, num_heads: 2, head_dim: 16"
 GATED_DELTANET = "kind: gated_deltanet, num_key_heads: 2, num_value_heads: 4, key_head_dim: 16, value_head_dim: 12"
 MAMBA2 = "kind: mamba2, num_heads: 4, head_dim: 12, state_size: 16"
@@ -54,6 +58,10 @@ MIXERS = {
     "nsa": f"{{{NSA}}}",
     "nsa of one local block": f"{{{NSA}, v_head_dim: 12, num_initial_blocks: 0, num_local_blocks: 1}}",
     "moba": "{kind: moba, num_heads: 4, num_kv_heads: 2, head_dim: 16, block_size: 4, topk: 3, qkv_bias: true}",
+    "compressed_attention": f"{{{COMPRESSED}}}",
+    "compressed_attention hca": f"{{{COMPRESSED}, compress_ratio: 6, sink_logits: false}}",
+    "compressed_attention csa": f"{{{COMPRESSED}, compress_ratio: 3, overlap: true, "
+    "indexer: {num_heads: 16, head_dim: 12, topk: 3}}",
     "kda": f"{{{KDA}}}",
     "kda full rank gate": f"{{{KDA}, full_rank_gate: true, decay_floor: -5.0, conv_kernel: 2}}",
     "gated_deltanet": f"{{{GATED_DELTANET}}}",
@@ -122,7 +130,7 @@ def enliven(model: nn.Module, seed: int = 0) -> Any:
     with torch.no_grad():
         for name, param in params.items():
             tensor = tensors[name]
-            if param.init in ("a_log", "dt_bias"):
+            if param.init in ("a_log", "dt_bias") or not tensor.is_floating_point():
                 continue
             noise = torch.randn(tensor.shape, generator=draw, dtype=torch.float32)
             if param.init == "ones":

@@ -96,7 +96,13 @@ def test_the_counter_sees_inside_every_attention(mixer, form):
 @pytest.mark.parametrize(
     "mixer",
     # What an indexer or a gate of blocks chooses has no gradient (tests/plugins/test_sparse_mla.py, test_moba.py).
-    [n for n in MIXERS if not n.startswith(("kda", "gated_deltanet", "lightning", "mamba2", "sparse_mla", "moba"))],
+    [
+        n
+        for n in MIXERS
+        if not n.startswith(
+            ("kda", "gated_deltanet", "lightning", "mamba2", "sparse_mla", "moba", "compressed_attention csa")
+        )
+    ],
 )
 def test_the_backward_of_a_mixer_costs_twice_its_forward(mixer):
     check_training(small_spec(MIXERS[mixer], layers=1), "needed", seq=9)
