@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from archc.drawing.folding import Fold, beginnings, fold, unfold, written
@@ -29,6 +29,7 @@ def test_runs_and_patterns_are_folded(layers: str, expected: str):
     assert written(fold(list(layers))) == expected
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from("abc"), max_size=60), st.sets(st.integers(0, 60)))
 def test_unfolding_gives_the_layers_again(layers: list[str], starts: set[int]):
     folds = fold(layers, starts)

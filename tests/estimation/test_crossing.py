@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from archc.drawing.diagram import diagram
@@ -36,7 +36,7 @@ def gains(kind: Dim, full: Dim, n: int) -> bool:
     return evaluate(kind, env) < evaluate(full, env)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(costs, costs)
 def test_from_a_crossing_on_every_length_gains_and_the_one_before_does_not(kind: Dim, full: Dim):
     found = crossing(kind, full)
