@@ -14,7 +14,7 @@ _LEAST = 2
 def shallow(graph: Graph) -> Graph:
     """The graph cut to the layers that show every body for the first time, and at least two of each stack.
 
-    Layers that stay keep their names and so their weights and states; one that goes passes its first input through. The
+    Layers that stay keep their names and so their weights and states; one that goes passes its first inputs through. The
     graph itself comes back where nothing can be left out. Extra prediction layers go.
     """
     gone = _superfluous(graph.root)
@@ -26,7 +26,7 @@ def shallow(graph: Graph) -> Graph:
     for item in graph.root.items:
         inputs = tuple(passed.get(value, value) for value in item.inputs)
         if item in gone:
-            passed[item.outputs[0]] = inputs[0]
+            passed |= dict(zip(item.outputs, inputs, strict=False))
         elif isinstance(item, Call):
             root.items.append(Call(item.name, item.body, inputs, item.outputs))
         else:
@@ -52,5 +52,6 @@ def _superfluous(root: Body) -> set[Node | Call]:
 
 
 def _is_residual(call: Call) -> bool:
-    """Whether the layer's one output can be replaced by its first input."""
-    return len(call.outputs) == 1 and bool(call.inputs) and call.outputs[0].type.key() == call.inputs[0].type.key()
+    """Whether the layer's outputs, one or several streams, can be replaced by its first inputs."""
+    streams = call.inputs[: len(call.outputs)]
+    return [value.type.key() for value in call.outputs] == [value.type.key() for value in streams]
