@@ -74,6 +74,25 @@ EXAMPLES: dict[str, Example] = {
         },
         {"position": "none"},
     ),
+    "mixer.gru": Example({"hidden_size": 8, "bidirectional": True, "bias": True}, {"encoder": {}}),
+    "mixer.attention_gru": Example(
+        {},
+        {
+            "mixers": {
+                "reader": {"kind": "gru", "hidden_size": 5, "bidirectional": True},
+                "writer": {
+                    "kind": "attention_gru",
+                    "hidden_size": 7,
+                    "bias": True,
+                    "score": {"kind": "additive", "hidden_size": 6},
+                },
+            },
+            "position": "none",
+            "encoder": {"block": "plain", "mixer": "reader", "ffn": "none"},
+            "decoder": {"block": "plain", "mixer": "writer", "ffn": "none"},
+            "head": {"kind": "maxout_lm", "hidden_size": 6},
+        },
+    ),
     "mixer.kda": example(num_heads=2, head_dim=8),
     "mixer.gated_deltanet": example(num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=8),
     "mixer.gla": example(num_heads=2, key_head_dim=4, value_head_dim=8, gate_rank=3),
@@ -153,10 +172,12 @@ EXAMPLES: dict[str, Example] = {
     "block.output_norm": example(),
     "block.normed_residual": example(ffn_residual_multiplier=0.5, ffn_skip_multiplier=2.0),
     "block.hyper_connections": example(num_streams=3, sinkhorn_iters=4, eps=1e-3),
+    "block.plain": example(),
     "block.parallel": example(shared_norm=True),
     "block.attention_residual": example(block_size=1),
     "head.lm": example(bias=True, final_logit_softcapping=3.0),
     "head.none": example(),
+    "head.maxout_lm": example(hidden_size=6, pool_size=3, bias=True),
     "head.mlm": Example(
         {"activation": "gelu"},
         {

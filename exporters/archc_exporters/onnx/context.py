@@ -126,9 +126,11 @@ class Lowering:
         step: Callable[..., tuple[ir.Value, ir.Value]],
         *,
         axis: int,
+        is_backward: bool = False,
     ) -> tuple[ir.Value, ir.Value]:
         """(the last state, outputs side by side along ``axis``) of a Scan over slices of the sequences along it.
 
+        ``is_backward``: from the last slice to the first; outputs stand where their slices do.
         ``step(state, *slices)`` appends the nodes of one slice and returns (the next state, its output).
         """
         names = ("state", *(f"slice {number}" for number in range(len(sequences))))
@@ -146,6 +148,8 @@ class Lowering:
             num_scan_inputs=len(sequences),
             scan_input_axes=[axis] * len(sequences),
             scan_output_axes=[axis],
+            scan_input_directions=[int(is_backward)] * len(sequences),
+            scan_output_directions=[int(is_backward)],
         )
         return last, outputs
 
