@@ -132,5 +132,5 @@ def test_heads_that_do_not_divide_and_a_cache_that_forgets_are_refused():
         loads_spec(tiny(moba(kv_heads=3)))
     with pytest.raises(ArchcError, match="chooses among the blocks of the whole text"):
         expand(loads_spec(tiny(moba(), more="cache: {policy: window, window: 8}")))
-    with pytest.raises(ArchcError, match="slope"):
+    with pytest.raises(ArchcError, match="alibi"):
         expand(loads_spec(tiny(moba(), position="alibi")))

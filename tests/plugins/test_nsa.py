@@ -242,5 +242,5 @@ def test_sizes_that_do_not_fit_each_other_are_refused_at_their_line(message):
 def test_a_cache_that_forgets_and_slopes_on_scores_are_refused():
     with pytest.raises(ArchcError, match="chooses among the blocks of the whole text"):
         expand(loads_spec(tiny(nsa(), more="cache: {policy: window, window: 8}")))
-    with pytest.raises(ArchcError, match="slope"):
+    with pytest.raises(ArchcError, match="alibi"):
         expand(loads_spec(tiny(nsa(), position="alibi")))
