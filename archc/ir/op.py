@@ -39,6 +39,8 @@ class Op:
     op_name: ClassVar[str]
     takes_step: ClassVar[bool] = False
     """Whether a backend hands it the step of a call over a cache although it keeps no state."""
+    counts_padding: ClassVar[bool] = False
+    """Whether what it gives a token depends on how many columns of padding stand beside it."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Each field is set once, by the constructor."""

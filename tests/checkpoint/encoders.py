@@ -62,6 +62,7 @@ DEBERTA = {
     "max_relative_positions": 9,
     "pos_att_type": ["c2p", "p2c"],
 }
+BIG_BIRD = {**BERT, "attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1}
 LONGFORMER = {**ROBERTA, "type_vocab_size": 1, "attention_window": [8, 4, 8]}
 VIT = {
     "hidden_size": 48,
@@ -91,6 +92,7 @@ bert, roberta = _of("BertConfig", BERT), _of("RobertaConfig", ROBERTA, pad=1)
 xlm = _of("XLMRobertaConfig", ROBERTA, pad=1)
 roformer, modern = _of("RoFormerConfig", BERT), _of("ModernBertConfig", MODERN)
 vit = _of("ViTConfig", VIT)
+big_bird = _of("BigBirdConfig", BIG_BIRD)
 deberta, longformer = _of("DebertaConfig", DEBERTA), _of("LongformerConfig", LONGFORMER, pad=1)
 
 ENCODERS = {
@@ -110,6 +112,9 @@ ENCODERS = {
     "roformer": roformer("RoFormerModel", HIDDEN),
     "roformer with a narrow table": roformer("RoFormerModel", HIDDEN, embedding_size=30),
     "roformer masked": roformer("RoFormerForMaskedLM", embedding_size=30),
+    "roformer masked, with a head of its own": roformer(
+        "RoFormerForMaskedLM", embedding_size=30, tie_word_embeddings=False
+    ),
     "roformer that turns values": roformer("RoFormerForMaskedLM", rotary_value=True),
     "roformer texts": roformer("RoFormerForSequenceClassification", by_row=True, hidden_act="relu", **THREE),
     "roformer tokens": roformer("RoFormerForTokenClassification", **THREE),
@@ -122,6 +127,10 @@ ENCODERS = {
     "longformer": longformer("LongformerModel", POOLED),
     "longformer masked": longformer("LongformerForMaskedLM", attention_window=8),
     "longformer texts": longformer("LongformerForSequenceClassification", by_row=True, **THREE),
+    "big_bird": big_bird("BigBirdModel", POOLED),
+    "big_bird masked": big_bird("BigBirdForMaskedLM", rescale_embeddings=True, use_bias=False),
+    "big_bird texts": big_bird("BigBirdForSequenceClassification", by_row=True, **THREE),
+    "big_bird, all with all": big_bird("BigBirdModel", POOLED, attention_type="original_full"),
     "modernbert": modern("ModernBertModel", HIDDEN),
     "modernbert masked": modern("ModernBertForMaskedLM"),
     "modernbert with biases": modern(

@@ -79,6 +79,8 @@ def padded(judge: Judge, side: str) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", TEXTS)
 def test_padding_changes_nothing_of_what_transformers_gives_each_row_alone(converted, name: str, side: str):
+    if "block_size" in judge_of(name).encoder.config and "all with all" not in name:
+        pytest.skip("blocks are counted over columns, padding or not, there as here")
     judge, _, _, model = converted(name)
     ids, types, mask = padded(judge, side)
     got = run(model, ids, attention_mask=mask, token_type_ids=types)
@@ -99,7 +101,7 @@ def test_padded_batches_give_the_outputs_of_transformers(converted, name: str, s
         pytest.skip("transformers reads the first column there, and turns values by columns")
     ids, types, mask = padded(judge, side)
     # transformers counts the columns, padding or not, unless it is told; RoBERTa counts ids that are not the padding's.
-    positions = (mask.cumsum(1) - 1).clamp(min=0) if name.split()[0] == "bert" else None
+    positions = (mask.cumsum(1) - 1).clamp(min=0) if name.split()[0].strip(",") in ("bert", "big_bird") else None
     want = judge.forward(ids, attention_mask=mask, token_type_ids=types, position_ids=positions)
     got = run(model, ids, attention_mask=mask, token_type_ids=types)
     if side == "left":
