@@ -29,7 +29,7 @@ _HEADINGS = {"ffn": "Feed-forwards", "cache": "Cache policies", "scaling": "Rope
 
 def manual() -> str:
     """The tables, under headings of the third level."""
-    parts = ["### The file", _table(Spec), "### Stack: `stack`, `mtp`", _table(Stack)]
+    parts = ["### The file", _table(Spec), "### Stack: `stack`, `encoder`, `decoder`, `mtp`", _table(Stack)]
     for family in registry.FAMILIES:
         if registry.names(family):
             parts += _family(family)

@@ -41,13 +41,13 @@ class Resolved:
             key = kind_key(tuple(str(step) for step in path)) or "kind"
             stated = None if node is None else node.child(key) or (node if isinstance(node.value, str) else None)
             yield self._leaf((*path, key), model.kind_name, stated)
-        for name in type(model).model_fields:
-            value = getattr(model, name)
-            written = None if node is None else node.child(name)
+        for name, field in type(model).model_fields.items():
+            value, key = getattr(model, name), field.alias or name
+            written = None if node is None else node.child(key)
             if value is None or (written is None and name in model.model_fields_set):
                 # Given by the kind around it, which will give it again.
                 continue
-            yield name, self._value(value, written, (*path, name))
+            yield key, self._value(value, written, (*path, key))
 
     def _leaf(self, path: Path, value: Any, node: Node | None) -> tuple[str, Any]:
         self.origins[path] = DEFAULT if node is None else node.mark

@@ -22,11 +22,11 @@ def test_what_the_page_prints_runs(
 ) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("tokenizers")
-    build, _, learn = blocks(PAGE, "console")
+    build, _, answer, learn = blocks(PAGE, "console")
     (tmp_path / "harbour.yaml").write_text(blocks(PAGE, "yaml")[0], encoding="utf-8")
     (tmp_path / "texts.txt").write_text("the harbour was still\n海港很安静\n" * 9, encoding="utf-8")
     said: dict[str, str] = {}
-    for line in (build + learn).splitlines():
+    for line in (build + learn + answer).splitlines():
         done = run(line.removeprefix("$ "), tmp_path)
         assert done.returncode == 0, done.stderr
         said[line] = done.stdout
@@ -38,8 +38,10 @@ def test_what_the_page_prints_runs(
     assert "300 ids" in words[4]
     assert "320, 20 of them padding" in words[4]
     assert "海港" in words[5]
-    (code,) = blocks(PAGE, "python")
+    answers = words[-2:]
+    assert len(answers[0].split(",")) == 8
+    assert [row["prompt"] for row in json.loads(answers[1])["rows"]] == [[5, 6, 7, 1], [8, 9, 1]]
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, PAGE, "exec", dont_inherit=True), {})
+    exec(compile("\n".join(blocks(PAGE, "python")), PAGE, "exec", dont_inherit=True), {})
     # One line for the batch, one for each of eight tokens.
     assert len(capsys.readouterr().out.splitlines()) == 9

@@ -21,6 +21,7 @@ from archc.spec.described import described
 from archc.spec.load import load_spec, loads_spec
 from archc.spec.patterns import copies, expand, parse
 from archc.spec.reader import read_file
+from archc.spec.schedule import LayerPlan
 from archc.spec.schema import Spec, Stack
 from archc.spec.shipped import shipped_specs
 from archc.spec.slots import Slot
@@ -76,9 +77,10 @@ def test_every_key_of_the_sections_has_a_meaning():
 
 
 def test_the_spec_of_the_page_loads_and_so_does_its_child(blocks: Blocks, tmp_path: Path):
-    whole, siblings, child = blocks("language.md", "yaml")
+    whole, translator, siblings, child = blocks("language.md", "yaml")
     (tmp_path / "small-hybrid.yaml").write_text(whole)
     (tmp_path / "child.yaml").write_text(child)
+    assert loads_spec(translator).schedule() == (LayerPlan("self", "mlp", "to_encoder"),) * 6
     assert [plan.mixer for plan in load_spec(tmp_path / "small-hybrid.yaml").schedule()] == [
         "kda",
         "kda",

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from archc.errors import SpecError
+from archc.expansion import expand
+from archc.graph.lockfile import to_text
 from archc.spec.emit import emit
 from archc.spec.load import load_spec, loads_spec
 from archc.spec.reader import read_text
 from archc.spec.resolved import resolved
+from archc.spec.shipped import shipped_specs
 
 Mistakes = Callable[..., list[str]]
 
@@ -312,3 +315,10 @@ def test_any_text_survives_being_written_out(text: str) -> None:
     node, problems = read_text(emit(tree), "x")
     assert not problems
     assert node.plain() == tree
+
+
+@pytest.mark.parametrize("name", sorted(shipped_specs()))
+def test_a_shipped_spec_with_everything_written_out_is_the_same_model(name: str) -> None:
+    # A rule that looks at what was stated instead of what it says would refuse a default that is written out.
+    written = resolved(name)
+    assert to_text(expand(loads_spec(written.to_yaml()))) == to_text(expand(written.spec))

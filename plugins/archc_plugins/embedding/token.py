@@ -44,7 +44,7 @@ class Token(Embedding):
             yield "pad_vocab_to_multiple_of", "says the same as num_embeddings; state one of them"
         if self.embedding_size in (None, self.hidden_size):
             for name in ("projection", "projection_bias"):
-                if name in self.model_fields_set:
+                if getattr(self, name) != type(self).model_fields[name].default:
                     yield (
                         name,
                         "says something of a projection, and the table is as wide as the model; state embedding_size",

@@ -29,7 +29,7 @@ class SwiGLU(FFN):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         for name in ("situ_beta", "situ_linear_beta"):
-            if name in self.model_fields_set and self.activation != "situ":
+            if self.activation != "situ" and getattr(self, name) != type(self).model_fields[name].default:
                 yield name, f"is a number of situ, and the activation is {self.activation}"
 
     def define(self, g: Builder, x: Value) -> Value:

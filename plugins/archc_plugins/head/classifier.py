@@ -34,7 +34,7 @@ class Classifier(Head):
     def rules(self) -> Iterator[tuple[str, str]]:
         if self.activation is None:
             for name in ("dense_bias", "norm"):
-                if name in self.model_fields_set:
+                if getattr(self, name) != type(self).model_fields[name].default:
                     yield name, "says something of the dense layer, which activation asks for"
 
     def define(self, g: Builder, x: Value, *, table: Param | None, tied: bool) -> Value:
