@@ -8,7 +8,7 @@ import onnx_ir as ir
 from archc.ir.values import Node
 from archc.ops import pooling as ops
 from archc_exporters.onnx.context import Lowering
-from archc_exporters.onnx.step import last_token, new_tokens
+from archc_exporters.onnx.step import end_token, last_token, new_tokens
 from archc_exporters.onnx.weights import NUMPY_DTYPES
 
 INT64 = ir.DataType.INT64
@@ -29,7 +29,7 @@ def pool(ctx: Lowering, node: Node, x: ir.Value, padding: ir.Value | None = None
         ctx.note("Gather")
         return ctx.op("Gather", x, ctx.scalar(0 if op.token == "first" else -1, INT64), axis=1)
     ctx.note("GatherND by the number of tokens before the first or the last that is no padding")
-    return ctx.op("GatherND", x, _end(ctx, padding, first=op.token == "first"), batch_dims=1)
+    return ctx.op("GatherND", x, end_token(ctx, padding, first=op.token == "first"), batch_dims=1)
 
 
 def _shares(ctx: Lowering, node: Node, padding: ir.Value | None) -> ir.Value:
@@ -45,17 +45,3 @@ def _shares(ctx: Lowering, node: Node, padding: ir.Value | None) -> ir.Value:
     share = ctx.cast(ctx.op("Div", one, count), ctx.dtype)
     shape = ctx.op("Concat", ctx.ints(1, 1), new_tokens(ctx), axis=0)
     return ctx.op("Expand", share, shape)
-
-
-def _end(ctx: Lowering, padding: ir.Value, *, first: bool) -> ir.Value:
-    """Where a row's first or last token stands that is no padding, int64 (batch, 1)."""
-
-    def make() -> ir.Value:
-        so_far = ctx.op("CumSum", padding, ctx.scalar(1, INT64))
-        whole = ctx.op("ReduceSum", padding, ctx.ints(1), keepdims=1)
-        # A row of nothing but padding gives its first column.
-        wanted = ctx.op("Min", whole, ctx.scalar(1, INT64)) if first else whole
-        before = ctx.cast(ctx.op("Less", so_far, wanted, dtype=ir.DataType.BOOL), INT64)
-        return ctx.op("ReduceSum", before, ctx.ints(1), keepdims=1)
-
-    return ctx.shared(("end", first), make)

@@ -14,7 +14,7 @@ from archc.ir.values import Node
 from archc.ops import recurrent as ops
 from archc_exporters.onnx.context import Lowering
 from archc_exporters.onnx.score import meet, weigh
-from archc_exporters.onnx.step import past_column, tokens, valid_tokens
+from archc_exporters.onnx.step import end_token, past_column, tokens, valid_tokens
 from archc_exporters.onnx.weights import Array
 
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
@@ -112,7 +112,7 @@ def _start(ctx: Lowering, node: Node, values: ir.Value, padding: ir.Value | None
     if padding is None:
         first = ctx.op("Gather", memory, ctx.scalar(0, INT64), axis=1)
     else:
-        first = ctx.op("GatherND", memory, ctx.op("ArgMax", padding, dtype=INT64, axis=1, keepdims=1), batch_dims=1)
+        first = ctx.op("GatherND", memory, end_token(ctx, padding, first=True), batch_dims=1)
     half = ctx.op("Slice", first, ctx.ints(width // 2), ctx.ints(width), ctx.ints(1))
     begun = ctx.op("Tanh", ctx.op("MatMul", half, _transposed(ctx, node, "init")))
     is_new = ctx.op("Equal", past_column(ctx), ctx.scalar(0, INT64), dtype=BOOL)

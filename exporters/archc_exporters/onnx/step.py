@@ -110,6 +110,23 @@ def total_length(ctx: Lowering) -> ir.Value:
     return ctx.shared("total length", make)
 
 
+def end_token(ctx: Lowering, padding: ir.Value, *, first: bool) -> ir.Value:
+    """Where the first or the last token of each row stands that is no padding, int64 (batch, 1).
+
+    Counted, because CUDA has no ArgMax of integers, and that of floats wants cuDNN. A row of nothing but padding gives 0.
+    """
+
+    def make() -> ir.Value:
+        one = ctx.scalar(1, ir.DataType.INT64)
+        so_far = ctx.op("CumSum", padding, one)
+        whole = ctx.op("ReduceSum", padding, ctx.ints(1), keepdims=1)
+        wanted = ctx.op("Min", whole, one) if first else whole
+        before = ctx.cast(ctx.op("Less", so_far, wanted, dtype=ir.DataType.BOOL), ir.DataType.INT64)
+        return ctx.op("ReduceSum", before, ctx.ints(1), keepdims=1)
+
+    return ctx.shared(("end token", padding.name, first), make)
+
+
 def positions(ctx: Lowering) -> ir.Value:
     """Position of each new token, int64 (batch, seq). Behind a past padding counts on; where all is seen at once it does not."""
 
