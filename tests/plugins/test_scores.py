@@ -29,7 +29,8 @@ HEADS, QUERIES, KEYS, WIDTH = 3, 2, 50, 5
 
 
 def form_of(name: str, **keys: Any) -> ScoreForm:
-    return Slot("score").load(name).model_validate(keys).form(WIDTH)
+    score: Any = Slot("score").load(name).model_validate(keys)
+    return score.form(WIDTH)
 
 
 def drawn(*shape: int) -> Any:

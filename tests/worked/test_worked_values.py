@@ -70,9 +70,8 @@ def test_the_weights_of_three_tokens_are_the_softmax_of_their_products_over_the_
 def test_the_variance_of_a_product_is_the_number_of_channels_and_one_when_it_is_scaled() -> None:
     d, draw = 64, torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, 600, d, generator=draw, dtype=torch.float64) for _ in range(2))
-    plain, scaled = (
-        meet(q, k, form=Slot("score").load(name)().form(d), weight_NH=None) for name in ("dot", "scaled_dot")
-    )
+    kinds: list[Any] = [Slot("score").load(name)() for name in ("dot", "scaled_dot")]
+    plain, scaled = (meet(q, k, form=kind.form(d), weight_NH=None) for kind in kinds)
     assert float(plain.var()) == pytest.approx(d, rel=0.03)
     assert float(scaled.var()) == pytest.approx(1, rel=0.03)
 
