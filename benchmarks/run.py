@@ -25,6 +25,7 @@ SCRIPTS = [
     ("full_width.py", [], []),
     ("generate.py", [], ["--lengths", "128", "--rounds", "2", "--new-tokens", "17"]),
     ("convert.py", ["--load"], []),
+    ("local_global_memory.py", [], ["--lengths", "1024", "4096"]),
 ]
 
 
