@@ -196,6 +196,33 @@ def test_the_command_answers_with_ids_and_takes_a_start(reader: Any, tmp_path: P
         assert rows == archc.generate(reader, PROMPTS, max_new_tokens=NEW, decoder_ids=start, stop_ids=[95]).ids
 
 
+@pytest.mark.onnx
+def test_an_export_answers_with_the_same_ids(reader: Any, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "reader.yaml").write_text(SPEC, "utf-8")
+    archc.save_weights(reader, tmp_path / "model.safetensors")
+    made_for = ["--provider", "cpu", "--dtype", "f32", "--max-model-len", "32", "--no-check"]
+    words = ["export", str(tmp_path / "reader.yaml"), "--weights", str(tmp_path / "model.safetensors"), *made_for]
+    done = CliRunner().invoke(program, [*words, "-o", str(tmp_path / "out")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    words = [
+        "run",
+        str(tmp_path / "out"),
+        "--provider",
+        "cpu",
+        "--threads",
+        "1",
+        "--max-new-tokens",
+        str(NEW),
+        "--json",
+    ]
+    words += [word for prompt in PROMPTS for word in ("--prompt-ids", ",".join(map(str, prompt)))]
+    done = CliRunner().invoke(program, [*words, "--stop-ids", "95"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    rows = [row["ids"] for row in json.loads(done.stdout)["rows"]]
+    assert rows == archc.generate(reader, PROMPTS, max_new_tokens=NEW, stop_ids=[95]).ids
+
+
 TWO_TOKENIZERS = SPEC.replace("tokenizer: {kind: external, vocab_size: 96,", "tokenizer: {kind: bytes,").replace(
     "ffn: mlp}\n", "ffn: mlp, tokenizer: {kind: bytes}, embedding: {hidden_size: 32}}\n", 1
 )
