@@ -159,7 +159,7 @@ class CompressedAttention(nn.Module):
 
         def slab(part: slice) -> tuple[Tensor, ...]:
             # Rows of the ring lie in any order; among new tokens those before the window are left out.
-            start, stop, _ = part.indices(seq)
+            start, stop = part.start or 0, seq if part.stop is None else min(part.stop, seq)
             near = slice(0 if start < self.window else before + start - self.window + 1, before + stop)
             seen = None
             if row_BT is not None:
