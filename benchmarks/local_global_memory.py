@@ -74,7 +74,7 @@ encoder: {{num_layers: {layers}, block: post_norm, mixer: attn, ffn: none}}
     class Counter(TorchDispatchMode):
         """Sums the storages that are alive, each once."""
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
             for each in result if isinstance(result, tuple | list) else (result,):
                 if isinstance(each, torch.Tensor):

@@ -5,8 +5,6 @@ Legend of shapes: N heads, H head width, C blocks, W tokens a block, G global to
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import onnx_ir as ir
 
@@ -17,8 +15,6 @@ from archc_exporters.onnx.context import Lowering
 
 BOOL, INT64, FLOAT = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.FLOAT
 LOW = -1e9
-Padded = Callable[[ir.Value, int, ir.Value, int, int], ir.Value]
-Around = Callable[[ir.Value, tuple[int, ...], int], ir.Value]
 
 
 def first_tokens(ctx: Lowering, node: Node, x: ir.Value, padding: ir.Value | None = None) -> ir.Value:
@@ -71,28 +67,12 @@ def _local(
     rest = _rest(ctx, op, qkv[0])
     zero, side, dim = ctx.ints(0), op.side, op.head_dim
 
-    def padded(x: ir.Value, before: int, after: ir.Value, axis: int, rank: int) -> ir.Value:
-        zeros = [zero] * rank
-        starts = [*zeros[:axis], ctx.ints(before), *zeros[axis + 1 :]]
-        ends = [*zeros[:axis], after, *zeros[axis + 1 :]]
-        return ctx.op("Pad", x, ctx.op("Concat", *starts, *ends, axis=0))
-
-    def around(x: ir.Value, shape: tuple[int, ...], axis: int) -> ir.Value:
-        """Each block with the ones before and after it; blocks lie on ``axis``, their tokens on the next."""
-        blocks = ctx.op("Reshape", x, ctx.ints(*shape))
-        last = np.iinfo(np.int64).max
-        three = [
-            ctx.op("Slice", blocks, ctx.ints(start), ctx.ints(stop), ctx.ints(axis))
-            for start, stop in ((0, -2), (1, -1), (2, last))
-        ]
-        return ctx.op("Concat", *three, axis=axis + 1)
-
-    queries = ctx.op("Reshape", padded(q, 0, rest, 2, 4), ctx.ints(0, 0, -1, side, dim))
+    queries = ctx.op("Reshape", padded(ctx, q, 0, rest, axis=2, rank=4), ctx.ints(0, 0, -1, side, dim))
     beyond = ctx.op("Add", rest, ctx.ints(side))
-    keys, values = (around(padded(x, side, beyond, 2, 4), (0, 0, -1, side, dim), 2) for x in (k, v))
-    scores = ctx.op(
-        "Add", _scores(ctx, op, queries, keys, rank=5), _band(ctx, op, padding, is_global, padded, around, beyond)
+    keys, values = (
+        around(ctx, padded(ctx, x, side, beyond, axis=2, rank=4), (0, 0, -1, side, dim), axis=2) for x in (k, v)
     )
+    scores = ctx.op("Add", _scores(ctx, op, queries, keys, rank=5), _band(ctx, op, padding, is_global, beyond))
     if op.num_global:
         global_k, global_v = (
             ctx.op(
@@ -122,8 +102,6 @@ def _band(
     op: ops.LocalGlobalAttention,
     padding: ir.Value | None,
     is_global: ir.Value,
-    padded: Padded,
-    around: Around,
     beyond: ir.Value,
 ) -> ir.Value:
     """What blocks see of three blocks of keys, as 0 or a low number, float32 (batch, 1, C, W, 3W), once for all layers."""
@@ -133,8 +111,8 @@ def _band(
         valid = ctx.op("Not", is_global)
         if padding is not None:
             valid = ctx.op("And", valid, ctx.cast(padding, BOOL))
-        ones = padded(ctx.cast(valid, FLOAT), side, beyond, 1, 2)
-        near = ctx.op("Greater", around(ones, (0, -1, side), 1), ctx.scalar(0.5, FLOAT), dtype=BOOL)
+        ones = padded(ctx, ctx.cast(valid, FLOAT), side, beyond, axis=1, rank=2)
+        near = ctx.op("Greater", around(ctx, ones, (0, -1, side), axis=1), ctx.scalar(0.5, FLOAT), dtype=BOOL)
         near = ctx.op("Unsqueeze", near, ctx.ints(2))
         query, key = np.arange(side)[:, None], np.arange(3 * side)[None] - side
         seen = ctx.op("And", near, ctx.constant((abs(query - key) <= side)[None, None]))
@@ -143,6 +121,25 @@ def _band(
         return ctx.op("Unsqueeze", _unseen(ctx, seen), ctx.ints(1))
 
     return ctx.shared(("local band", op.side, op.num_global, op.has_padding), make)
+
+
+def padded(ctx: Lowering, x: ir.Value, before: int, after: ir.Value, *, axis: int, rank: int) -> ir.Value:
+    """x of so many dimensions with zeros before and behind it along one of them; ``after`` is int64 [1]."""
+    zero = ctx.ints(0)
+    starts, ends = [zero] * rank, [zero] * rank
+    starts[axis], ends[axis] = ctx.ints(before), after
+    return ctx.op("Pad", x, ctx.op("Concat", *starts, *ends, axis=0))
+
+
+def around(ctx: Lowering, x: ir.Value, shape: tuple[int, ...], *, axis: int) -> ir.Value:
+    """x cut into blocks, each with the ones before and after it; blocks lie on ``axis``, their tokens on the next."""
+    blocks = ctx.op("Reshape", x, ctx.ints(*shape))
+    last = np.iinfo(np.int64).max
+    three = [
+        ctx.op("Slice", blocks, ctx.ints(start), ctx.ints(stop), ctx.ints(axis))
+        for start, stop in ((0, -2), (1, -1), (2, last))
+    ]
+    return ctx.op("Concat", *three, axis=axis + 1)
 
 
 def _scores(ctx: Lowering, op: ops.LocalGlobalAttention, queries: ir.Value, keys: ir.Value, *, rank: int) -> ir.Value:
