@@ -174,6 +174,27 @@ def test_norms_of_gamma_and_beta_are_read_too(tmp_path: Path):
     assert same_bits(folder, tmp_path / "back")
 
 
+@pytest.mark.parametrize("has_two", [False, True])
+def test_a_tied_head_that_the_tensors_deny_has_the_bias_that_transformers_reads(tmp_path: Path, has_two: bool):
+    import transformers
+
+    judge, folder = judge_of("bert masked"), saved("bert masked", tmp_path / "in")
+    tensors = load_file(folder / "model.safetensors")
+    draw = torch.Generator().manual_seed(3)
+    tensors["cls.predictions.decoder.weight"] = torch.randn(90, 48, generator=draw)
+    if has_two:
+        tensors["cls.predictions.decoder.bias"] = torch.randn(90, generator=draw)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with torch.no_grad():
+        want = [transformers.BertForMaskedLM.from_pretrained(folder).eval()(judge.main).logits]
+    imported = import_folder(folder)
+    to_archc(folder, tmp_path / "out", imported)
+    model = archc.load_weights(archc.build(imported.spec, device="cpu", dtype="float32"), tmp_path / "out")
+    assert_same(run(model, judge.main), want, 5e-5)
+    to_hf(tmp_path / "out", tmp_path / "back")
+    assert same_bits(folder, tmp_path / "back")
+
+
 def test_the_pooler_beside_a_head_that_does_not_read_it_is_left_out_by_name_only(tmp_path: Path):
     folder = saved("bert masked", tmp_path / "in")
     tensors = load_file(folder / "model.safetensors")

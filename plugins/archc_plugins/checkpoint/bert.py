@@ -13,6 +13,7 @@ from archc.graph.graph import Graph
 from archc_plugins.checkpoint.encoders import (
     LABELLED,
     MASKED,
+    OWN_BIAS,
     POOLED,
     SPAN,
     TEXT_CLASS,
@@ -20,12 +21,14 @@ from archc_plugins.checkpoint.encoders import (
     attention,
     bert_layer,
     bert_predictions,
+    bias_again,
     form,
     form_of,
     ignore_training,
     mlp,
     no_labels,
     old_names,
+    own_bias,
     pooled_class,
     section,
 )
@@ -118,19 +121,18 @@ class Bert(Checkpoint):
         return (LeftOut("*pooler.dense.*", what), LeftOut("cls.seq_relationship.*", "the head of next sentences"))
 
     def drops(self, config: Mapping[str, Any]) -> Sequence[Dropped]:
-        unread = "decoder.bias" if self._is_tied(config) else "bias"
         return (
             Dropped(rf"({self.base}\.)?embeddings\.position_ids", "0, 1, 2, …"),
-            Dropped(
-                rf"cls\.predictions\.{unread.replace('.', chr(92) + '.')}", "repeats the bias that is read", kept=True
-            ),
+            bias_again("cls.predictions"),
+            bias_again("lm_head"),
         )
 
     def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
-        return (*self.body(), *self.head_rules(form_of(config, self.forms) or POOLED, tied=self._is_tied(config)))
+        return (*self.body(), *self.head_rules(form_of(config, self.forms) or POOLED, tied=False))
 
     def other_layouts(self, graph: Graph, config: Mapping[str, Any]) -> Mapping[str, Sequence[Rule]]:
-        return {"norms of gamma and beta": old_names(self.rules(graph, config))}
+        once = own_bias(self.rules(graph, config))
+        return {OWN_BIAS: once, "norms of gamma and beta": old_names(once)}
 
     def body(self) -> tuple[Rule, ...]:
         """Everything but the head."""
@@ -152,9 +154,6 @@ class Bert(Checkpoint):
             return both(pooler, "pooler")
         theirs = {NEXT_SENTENCE: "cls.seq_relationship", SPAN: "qa_outputs"}.get(found, "classifier")
         return (*both(pooler, "head_dense"), *both(theirs, "classifier"))
-
-    def _is_tied(self, config: Mapping[str, Any]) -> bool:
-        return bool(config.get("tie_word_embeddings", self.defaults["tie_word_embeddings"]))
 
 
 class Roberta(Bert):
@@ -186,13 +185,6 @@ class Roberta(Bert):
     def head_activation(self, config: Config) -> str:
         # Whatever hidden_act says.
         return "gelu"
-
-    def drops(self, config: Mapping[str, Any]) -> Sequence[Dropped]:
-        unread = r"decoder\.bias" if self._is_tied(config) else "bias"
-        return (
-            Dropped(r"(roberta\.)?embeddings\.position_ids", "0, 1, 2, …"),
-            Dropped(rf"lm_head\.{unread}", "repeats the bias that is read", kept=True),
-        )
 
     def head_rules(self, found: str, *, tied: bool) -> tuple[Rule, ...]:
         if found == MASKED:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from typing import cast as typed
 
 from archc.checkpoint.common import activation, without_defaults
 from archc.checkpoint.config import Config
-from archc.checkpoint.rules import Rule, both, rule
+from archc.checkpoint.rules import Dropped, Rule, both, rule
 
 MASKED, POOLED, PLAIN = "masked", "pooled", "plain"
 """A head that predicts tokens, hidden states with a vector of the first, hidden states alone."""
@@ -106,13 +107,27 @@ def bert_layer(layer: str) -> tuple[Rule, ...]:
 
 
 def bert_predictions(head: str, *, tied: bool) -> tuple[Rule, ...]:
-    """A head that predicts tokens under BERT's names; the bias has one where the table is shared, another where it isn't."""
+    """A head that predicts tokens under BERT's names; its bias has two, of which ``tied`` says which."""
     return (
         *both(f"{head}.transform.dense", "head_dense"),
         *both(f"{head}.transform.LayerNorm", "head_norm"),
         rule(f"{head}.decoder.weight", "lm_head.weight"),
         rule(f"{head}.bias" if tied else f"{head}.decoder.bias", "lm_head.bias"),
     )
+
+
+OWN_BIAS = "the bias of the head under its own name"
+
+
+def own_bias(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The same with the bias of the head where files have it that hold it once: a decoder's wins where there are two."""
+    names = {f"{head}.decoder.bias": f"{head}.bias" for head in ("cls.predictions", "lm_head")}
+    return tuple(Rule(names.get(entry.theirs, entry.theirs), entry.ours, entry.layout, entry.rows) for entry in rules)
+
+
+def bias_again(head: str) -> Dropped:
+    """The bias that the rules don't read, of two."""
+    return Dropped(rf"{re.escape(head)}\.(decoder\.)?bias", "the other name of the bias that is read", kept=True)
 
 
 def old_names(rules: Sequence[Rule]) -> tuple[Rule, ...]:

@@ -13,6 +13,7 @@ from archc.graph.graph import Graph
 from archc_plugins.checkpoint.encoders import (
     LABELLED,
     MASKED,
+    OWN_BIAS,
     PLAIN,
     SPAN,
     TEXT_CLASS,
@@ -20,11 +21,13 @@ from archc_plugins.checkpoint.encoders import (
     attention,
     bert_layer,
     bert_predictions,
+    bias_again,
     form,
     form_of,
     ignore_training,
     mlp,
     no_labels,
+    own_bias,
     pooled_class,
     section,
 )
@@ -94,8 +97,10 @@ class RoFormer(Checkpoint):
         }
 
     def drops(self, config: Mapping[str, Any]) -> Sequence[Dropped]:
-        unread = r"decoder\.bias" if _is_tied(config) else "bias"
-        return (*self.dropped, Dropped(rf"cls\.predictions\.{unread}", "repeats the bias that is read", kept=True))
+        return (*self.dropped, bias_again("cls.predictions"))
+
+    def other_layouts(self, graph: Graph, config: Mapping[str, Any]) -> Mapping[str, Sequence[Rule]]:
+        return {OWN_BIAS: own_bias(self.rules(graph, config))}
 
     def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
         found = form_of(config, self.forms)
@@ -105,7 +110,7 @@ class RoFormer(Checkpoint):
             *both("roformer.embeddings.LayerNorm", "embed_norm"),
             *both("roformer.embeddings_project", "embed_proj"),
             *bert_layer("roformer.encoder.layer.{i}"),
-            *_head_rules(str(found), tied=_is_tied(config)),
+            *_head_rules(str(found)),
         )
 
 
@@ -116,12 +121,8 @@ def _head(config: Config, found: str) -> Any:
     return {"kind": "mlm", "activation": activation(config, "hidden_act")} if found == MASKED else "none"
 
 
-def _head_rules(found: str, *, tied: bool) -> tuple[Rule, ...]:
+def _head_rules(found: str) -> tuple[Rule, ...]:
     if found == MASKED:
-        return bert_predictions("cls.predictions", tied=tied)
+        return bert_predictions("cls.predictions", tied=False)
     theirs = {TEXT_CLASS: "classifier.out_proj", SPAN: "qa_outputs"}.get(found, "classifier")
     return (*both("classifier.dense", "head_dense"), *both(theirs, "classifier"))
-
-
-def _is_tied(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("tie_word_embeddings", True))
