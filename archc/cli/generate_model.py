@@ -46,6 +46,7 @@ class Opened:
     text: Text | None
     source: Text | None
     stop_ids: tuple[int, ...]
+    is_random: bool
 
     @property
     def generate(self) -> Callable[..., Any]:
@@ -62,8 +63,10 @@ def opened(
     device: str | None,
     dtype: str | None,
     needs_text: bool,
+    continues: bool = True,
+    seed: int = 0,
 ) -> Opened:
-    """The model that ``source`` names, with its weights, on a device.
+    """The model that ``source`` names, with its weights, on a device. ``continues`` wants one that goes on from a text.
 
     Raises:
         ArchcError: there is none, its weights don't fit, or it can't be had here.
@@ -71,7 +74,7 @@ def opened(
     folder = Path(source) if Path(source).is_dir() else None
     spec = load_spec(source, overrides) if folder is None else _spec_of(folder, overrides)
     graph = expand(spec)
-    if graph.mask == "bidirectional":
+    if continues and graph.mask == "bidirectional":
         raise ArchcError(
             f"{graph.name} is an encoder: it sees a text as a whole and continues none. archc export writes it, and archc run "
             f"gives its {', '.join(graph.outputs)}; in Python, model(ids, attention_mask) of archc.build does"
@@ -83,9 +86,9 @@ def opened(
     text, reader = _texts(spec, source, folder, tokenizer, needs_text=needs_text)
     held = Path(weights) if weights is not None else folder
     with busy(f"building {graph.name}, {gib(found.weights.bytes)}"):
-        model = build(graph, device=place, dtype=found.dtype, seed=0 if held is None else None)
+        model = build(graph, device=place, dtype=found.dtype, seed=seed if held is None else None)
     if held is None:
-        click.echo("archc: no weights are given; these are random, so the answer is noise", err=True)
+        click.echo("archc: no weights are given; these are random, so what comes is noise", err=True)
     else:
         with progress_bar("weights") as move:
             load_weights(model, held, progress=move)
@@ -97,6 +100,7 @@ def opened(
         text=text,
         source=reader,
         stop_ids=_stop_ids(spec, folder),
+        is_random=held is None,
     )
 
 

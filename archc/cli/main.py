@@ -17,6 +17,7 @@ COMMANDS = {
     "complexity": "How time and cache of a spec grow with the length, kind by kind.",
     "show": "The layers that a spec describes, the merged spec, or its lockfile.",
     "validate": "Check spec files and print every problem.",
+    "attention": "What each token reads of each token: maps of attention as pictures and in numbers.",
     "build": "A PyTorch model: its module tree, or its files.",
     "export": "A fused ONNX model.",
     "generate": "Text or ids that a torch model writes.",
