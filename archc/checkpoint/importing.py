@@ -134,6 +134,9 @@ def _body(checkpoint: Checkpoint, config: Config, source: str) -> dict[str, Any]
 def _count_rows(body: dict[str, Any], ids: int, config: Config) -> None:
     """Tell the ids of the tokenizer from the rows of the table, where there are more rows."""
     tokenizer, embedding = body["tokenizer"], body["embedding"]
+    if not isinstance(tokenizer, dict):
+        # A model of pictures has no ids, whatever lies beside it.
+        return
     rows = embedding.get("num_embeddings", tokenizer["vocab_size"])
     special = [tokenizer[key] for key in tokenizer if key.endswith("_token_id")]
     named = [one for entry in special for one in (entry if isinstance(entry, list) else [entry])]

@@ -13,17 +13,20 @@ from archc.graph.graph import Graph
 from archc_plugins.checkpoint.encoders import (
     LABELLED,
     MASKED,
+    OWN_BIAS,
     PLAIN,
     SPAN,
     TEXT_CLASS,
     TOKEN_CLASS,
     attention,
     bert_predictions,
+    bias_again,
     form,
     form_of,
     ignore_training,
     mlp,
     no_labels,
+    own_bias,
     pooled_class,
 )
 
@@ -121,9 +124,10 @@ class Deberta(Checkpoint):
         return {"kind": "mlm", "activation": activation(config, "hidden_act")} if found == MASKED else "none"
 
     def drops(self, config: Mapping[str, Any]) -> Sequence[Dropped]:
-        unread = r"decoder\.bias" if self._is_tied(config) else "bias"
-        repeated = Dropped(rf"cls\.predictions\.{unread}", "repeats the bias that is read", kept=True)
-        return (*self.dropped, repeated)
+        return (*self.dropped, bias_again("cls.predictions"))
+
+    def other_layouts(self, graph: Graph, config: Mapping[str, Any]) -> Mapping[str, Sequence[Rule]]:
+        return {OWN_BIAS: own_bias(self.rules(graph, config))}
 
     def rules(self, graph: Graph, config: Mapping[str, Any]) -> Sequence[Rule]:
         heads, layer, ours = self._heads(config), "deberta.encoder.layer.{i}", "layers.{i}"
@@ -144,12 +148,12 @@ class Deberta(Checkpoint):
             *both(f"{layer}.intermediate.dense", f"{ours}.ffn.up_proj"),
             *both(f"{layer}.output.dense", f"{ours}.ffn.down_proj"),
             *both(f"{layer}.output.LayerNorm", f"{ours}.ffn_norm"),
-            *self._head_rules(form_of(config, self.forms) or PLAIN, tied=self._is_tied(config)),
+            *self._head_rules(form_of(config, self.forms) or PLAIN),
         )
 
-    def _head_rules(self, found: str, *, tied: bool) -> tuple[Rule, ...]:
+    def _head_rules(self, found: str) -> tuple[Rule, ...]:
         if found == MASKED:
-            return bert_predictions("cls.predictions", tied=tied)
+            return bert_predictions("cls.predictions", tied=False)
         if found == PLAIN:
             return ()
         theirs = "qa_outputs" if found == SPAN else "classifier"
@@ -157,6 +161,3 @@ class Deberta(Checkpoint):
 
     def _heads(self, config: Mapping[str, Any]) -> int:
         return int(config.get("num_attention_heads", self.defaults["num_attention_heads"]))
-
-    def _is_tied(self, config: Mapping[str, Any]) -> bool:
-        return bool(config.get("tie_word_embeddings", self.defaults["tie_word_embeddings"]))
