@@ -38,7 +38,7 @@ MASK = (torch.arange(6) < torch.tensor(LENGTHS).unsqueeze(1)).long()
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    model = archc.build(load_spec("bahdanau-2015", SMALL), device="cpu", dtype="float64", seed=3).eval()
+    model: Any = archc.build(load_spec("bahdanau-2015", SMALL), device="cpu", dtype="float64", seed=3).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn(weight.shape, generator=DRAW, dtype=torch.float64))
@@ -143,7 +143,7 @@ def test_a_gru_is_that_of_onnxruntime_and_its_way_back_begins_at_the_last_word_o
             "norm": "none",
         },
     )
-    model = archc.build(loads_spec(text), device="cpu", dtype="float32", seed=3).eval()
+    model: Any = archc.build(loads_spec(text), device="cpu", dtype="float32", seed=3).eval()
     ids = torch.randint(0, 40, (2, 6), generator=DRAW)
     mixer = model.layers[0].mixer
     prefixes = ("", "reverse_") if both else ("",)
@@ -206,14 +206,14 @@ def test_an_attending_gru_is_refused_where_there_is_no_encoder() -> None:
 
 def test_a_layout_without_residuals_hands_on_what_its_branches_give() -> None:
     text = spec_text("block", "plain", {}, {"norm": "none", "position": "none"})
-    model = archc.build(loads_spec(text), device="cpu", dtype="float64", seed=1)
+    model: Any = archc.build(loads_spec(text), device="cpu", dtype="float64", seed=1)
     layer, x = model.layers[0], torch.randn(1, 4, 16, generator=DRAW, dtype=torch.float64)
     torch.testing.assert_close(layer(x), layer.ffn(layer.mixer(x)), rtol=0, atol=0)
 
 
 def test_maxout_keeps_the_largest_of_each_few_channels() -> None:
     text = spec_text("head", "maxout_lm", {"hidden_size": 5, "pool_size": 3}, {"norm": "none"})
-    model = archc.build(loads_spec(text), device="cpu", dtype="float64", seed=1)
+    model: Any = archc.build(loads_spec(text), device="cpu", dtype="float64", seed=1)
     seen: dict[str, Any] = {}
     model.maxout_proj.register_forward_hook(lambda _, given, out: seen.update(wide=out))
     model.lm_head.register_forward_hook(lambda _, given, out: seen.update(narrow=given[0]))
