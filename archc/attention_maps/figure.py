@@ -13,15 +13,16 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 MAX_PANELS = 64
 _LABELLED_PANEL = 40
 """Tokens on an axis that are written out in the only panel, and in one of several."""
-_LABELLED_IN_GRID = 14
+_LABELLED_IN_GRID = 24
 _LONGEST_LABEL = 12
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "svg.hashsalt": "archc",
     "svg.fonttype": "none",
     "font.size": 8,
@@ -69,12 +70,12 @@ def drawn(panels: Sequence[Panel], title: str, ending: str) -> bytes:
 
 def _draw(figure: Figure, axes: Any, panel: Panel, *, is_single: bool) -> None:
     weights = panel.weights.numpy()
-    # Weights of a softmax are shares: from white up. What may be negative has its zero in the middle.
+    # Shares go from white up. What may be negative has its zero in the middle.
     has_negative = float(weights.min()) < -1e-6
     largest = max(float(abs(weights).max()), 1e-12)
     image = axes.imshow(
         weights,
-        cmap="RdBu_r" if has_negative else "magma_r",
+        cmap="RdBu_r" if has_negative else "Blues",
         vmin=-largest if has_negative else 0.0,
         vmax=largest,
         aspect="equal" if is_single else "auto",
@@ -83,8 +84,9 @@ def _draw(figure: Figure, axes: Any, panel: Panel, *, is_single: bool) -> None:
     axes.set_title(panel.title, fontsize=8)
     for axis, labels in ((axes.yaxis, panel.rows), (axes.xaxis, panel.columns)):
         if len(labels) <= (_LABELLED_PANEL if is_single else _LABELLED_IN_GRID):
-            axis.set_ticks(range(len(labels)), [_short(label) for label in labels], fontsize=6)
+            axis.set_ticks(range(len(labels)), [_short(label) for label in labels], fontsize=6 if is_single else 5)
         else:
+            axis.set_major_locator(MaxNLocator(integer=True))
             axis.set_tick_params(labelsize=6)
     if len(panel.columns) <= (_LABELLED_PANEL if is_single else _LABELLED_IN_GRID):
         axes.tick_params(axis="x", labelrotation=90)
