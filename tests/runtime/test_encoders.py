@@ -270,3 +270,31 @@ def test_bench_refuses_more_tokens_than_the_file_was_made_for(made: Callable[...
     done = invoke("bench", made("pooler").folder, "--prompt-tokens", 65, *HERE)
     assert done.exit_code == 2
     assert "65 tokens are more than the 64 of max_model_len" in done.stderr
+
+
+def test_an_encoder_with_a_tokenizer_of_its_own_reads_prompts_by_that(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(40)}, unk_token="w0"))
+    words.save(str(tmp_path / "words.json"))
+    own = "tokenizer: {kind: word, vocab_size: 40, file: words.json}, embedding: {hidden_size: 32, tie_word_embeddings: true}"
+    (tmp_path / "spec.yaml").write_text(
+        two_stacks("turned")
+        .replace("{kind: external, vocab_size: 40, pad_token_id: 0}", "{kind: bytes}")
+        .replace(", num_embeddings: 48", "")
+        .replace("decoder: {", f"decoder: {{{own}, "),
+        "utf-8",
+    )
+    spec = resolved(str(tmp_path / "spec.yaml"))
+    graph = as_graph(spec.spec)
+    export(graph, tmp_path / "out", provider="cpu", dtype="float32", spec=spec, check=False)
+    told = json.loads((tmp_path / "out" / "archc.json").read_text("utf-8"))
+    assert told["source_tokenizer"] == {"file": "source_tokenizer.json"}
+    assert (told["source_vocab_size"], told["vocab_size"]) == (graph.source_vocab_size, 40)
+    made = load(tmp_path / "out", provider="cpu", threads=1).generate(
+        "abba", max_new_tokens=3, decoder_ids=[0], stop_ids=()
+    )
+    assert bytes(made.prompts[0]) == b"abba"
+    assert made.texts is not None
+    assert made.texts[0].startswith("w")
+    again = resolved(str(tmp_path / "out" / "spec.yaml"))
+    assert as_graph(again.spec).params().keys() == graph.params().keys()

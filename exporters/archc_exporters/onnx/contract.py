@@ -16,7 +16,7 @@ from archc.spec.resolved import Resolved
 from archc_exporters.onnx.limits import takes_batched_chunks
 from archc_exporters.onnx.report import ExportReport
 from archc_exporters.onnx.states import ENCODER_FILE, PAST, present_name
-from archc_exporters.onnx.tokenizer_files import TOKENIZER, TokenizerFiles
+from archc_exporters.onnx.tokenizer_files import SOURCE_TOKENIZER, TOKENIZER, TokenizerFiles
 
 CONTRACT, SPEC = "archc.json", "spec.yaml"
 FORMAT = 1
@@ -81,6 +81,7 @@ def contract(
         "onnxruntime": report.onnxruntime,
         "special_token_ids": tokenizer.special_token_ids if tokenizer else {},
         "tokenizer": {"file": TOKENIZER} if tokenizer and TOKENIZER in tokenizer.files else None,
+        "source_tokenizer": _source_tokenizer(tokenizer) if tokenizer and tokenizer.has_own_source else None,
         "report": described,
     }
 
@@ -192,6 +193,19 @@ def _described(value: ir.Value) -> dict[str, Any]:
 
 def _spec_text(spec: Resolved, tokenizer: TokenizerFiles | None) -> str:
     tree = dict(spec.tree)
-    if tokenizer and TOKENIZER in tokenizer.files and "file" in type(spec.spec.tokenizer).model_fields:
-        tree["tokenizer"] = {**tree["tokenizer"], "file": TOKENIZER}
+    for where, name in (tokenizer.places if tokenizer else {}).items():
+        section = where[0] if len(where) > 1 else ""
+        kind = getattr(spec.spec, section).tokenizer if section else spec.spec.tokenizer
+        if "file" not in type(kind).model_fields:
+            continue
+        if section:
+            stated = {**tree[section], "tokenizer": {**tree[section]["tokenizer"], "file": name}}
+            tree[section] = stated
+        else:
+            tree["tokenizer"] = {**tree["tokenizer"], "file": name}
     return emit(tree, {})
+
+
+def _source_tokenizer(tokenizer: TokenizerFiles) -> dict[str, str | None]:
+    """The file of an encoder's own tokenizer, null where the spec gives none: prompts are ids then."""
+    return {"file": SOURCE_TOKENIZER if SOURCE_TOKENIZER in tokenizer.files else None}

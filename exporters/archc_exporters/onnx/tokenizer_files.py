@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from archc.spec.nodes import Mark
 from archc.spec.resolved import Resolved
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+SOURCE_TOKENIZER = "source_tokenizer.json"
+"""That of an encoder that has one of its own; its decoder's is the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,10 @@ class TokenizerFiles:
 
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     special_token_ids: Mapping[str, list[int]] = field(default_factory=dict[str, list[int]])
+    places: Mapping[tuple[str, ...], str] = field(default_factory=dict[tuple[str, ...], str])
+    """Where the spec says which file is read -> the file's name in the folder."""
+    has_own_source: bool = False
+    """Whether an encoder's ids are not those of its decoder, so that prompts are read by another tokenizer, if by any."""
     note: str = ""
     """Why there is no tokenizer although the spec has one; empty where there is, or where the spec has none."""
 
@@ -35,18 +41,46 @@ def tokenizer_files(spec: Resolved, given: Path | None = None) -> TokenizerFiles
         ArchcError: a file can't be read, is no tokenizer, or has more ids than the spec.
         MissingExtraError: ``given`` is stated and ``tokenizers`` is not installed.
     """
-    kind = spec.spec.tokenizer
-    assert isinstance(kind, Tokenizer)
-    if given is not None:
-        return _given(kind, given)
+    where, source_where = _stated(spec, "main"), _stated(spec, "source")
+    kind, source = _kind(spec, where), _kind(spec, source_where)
+    own = source_where != where
+    found = replace(_given(kind, given), places={where: TOKENIZER}) if given is not None else _made(spec, kind, where)
+    if not own:
+        return found
+    read = _made(spec, source, source_where)
+    files = {**found.files, **({SOURCE_TOKENIZER: read.files[TOKENIZER]} if read.files else {})}
+    places = {**found.places, **({source_where: SOURCE_TOKENIZER} if read.files else {})}
+    return replace(found, files=files, places=places, has_own_source=True)
+
+
+def _made(spec: Resolved, kind: Tokenizer, where: tuple[str, ...]) -> TokenizerFiles:
+    """What the spec's own file or its kind gives."""
     roles = _stated_roles(kind)
     if not kind.has_file():
         return TokenizerFiles(special_token_ids=roles)
     if find_spec("tokenizers") is None:
         note = f"{TOKENIZER} is not written: that needs the extra 'tokenizers'"
         return TokenizerFiles(special_token_ids=roles, note=note)
-    made = kind.load(_folder(spec))
-    return TokenizerFiles(files={TOKENIZER: made.to_str(pretty=False).encode()}, special_token_ids=roles)
+    made = kind.load(_folder(spec, where))
+    files = {TOKENIZER: made.to_str(pretty=False).encode()}
+    return TokenizerFiles(files=files, special_token_ids=roles, places={where: TOKENIZER})
+
+
+def _stated(spec: Resolved, whose: str) -> tuple[str, ...]:
+    """Where the tokenizer stands that rules the stack which the head reads, or the one which prompts go to."""
+    stacks = spec.spec.stacks()
+    section = (
+        next(name for name, stack in stacks.items() if stack is spec.spec.main)
+        if whose == "main"
+        else next(iter(stacks))
+    )
+    return ("tokenizer",) if stacks[section].tokenizer is None else (section, "tokenizer")
+
+
+def _kind(spec: Resolved, where: tuple[str, ...]) -> Tokenizer:
+    kind = spec.spec.tokenizer if len(where) == 1 else spec.spec.stacks()[where[0]].tokenizer
+    assert isinstance(kind, Tokenizer)
+    return kind
 
 
 def _given(kind: Tokenizer, given: Path) -> TokenizerFiles:
@@ -84,7 +118,7 @@ def _named_roles(config: Mapping[str, Any], made: Any) -> dict[str, list[int]]:
     return found
 
 
-def _folder(spec: Resolved) -> Path:
+def _folder(spec: Resolved, where: tuple[str, ...]) -> Path:
     """The folder that the tokenizer's ``file`` is relative to: that of the spec which states it, or the current one."""
-    origin = spec.origins.get(("tokenizer", "file"))
+    origin = spec.origins.get((*where, "file"))
     return Path(origin.file).parent if isinstance(origin, Mark) and origin.line else Path()

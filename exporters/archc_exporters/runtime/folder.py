@@ -92,6 +92,12 @@ class TokenizerFile(_Plain):
     file: str
 
 
+class SourceTokenizerFile(_Plain):
+    """Where an encoder's own tokenizer lies; nowhere where it has one that the folder has not."""
+
+    file: str | None
+
+
 class Contract(_Plain):
     """The parts of ``archc.json`` that running needs."""
 
@@ -114,6 +120,7 @@ class Contract(_Plain):
     files: dict[str, int]
     special_token_ids: dict[str, list[int]]
     tokenizer: TokenizerFile | None
+    source_tokenizer: SourceTokenizerFile | None = None
 
     def capacity(self, tokens: int) -> int:
         """Rows of a full cache for so many tokens."""

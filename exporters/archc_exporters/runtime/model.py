@@ -27,7 +27,10 @@ from archc_exporters.runtime.provider import Provider, choose, first_line, open_
 
 
 class Model:
-    """A folder's model on one provider. ``contract`` says what it is, ``provider`` where it runs."""
+    """A folder's model on one provider. ``contract`` says what it is, ``provider`` where it runs.
+
+    ``text`` is the tokenizer of what it writes, ``source`` that of prompts: the same but where an encoder has its own.
+    """
 
     def __init__(
         self,
@@ -37,8 +40,9 @@ class Model:
         provider: Provider,
         text: Text | None,
         encoder: ort.InferenceSession | None = None,
+        source: Text | None = None,
     ) -> None:
-        self.folder, self.contract, self.text = folder, contract, text
+        self.folder, self.contract, self.text, self.source = folder, contract, text, source
         self.session, self.encoder = session, encoder
         self.provider: Provider = provider
 
@@ -76,10 +80,9 @@ class Model:
         source_size = self.contract.source_vocab_size or size
         ids = prompt_ids(
             listed(prompts),
-            # The folder's tokenizer is the decoder's; an encoder with other ids has another.
-            text=self.text if source_size == size else None,
+            text=self.source,
             vocab_size=source_size,
-            hint=f"{self.folder} has no tokenizer of prompts, so they are ids; archc export --tokenizer FILE puts one there",
+            hint=f"{self.folder} has no tokenizer, so a prompt is ids; archc export --tokenizer FILE puts one there",
         )
         first = self._first_ids(decoder_ids)
         written = ids if first is None else [first] * len(ids)
@@ -230,4 +233,6 @@ def load(folder: str | PathLike[str], *, provider: str | None = None, threads: i
     encoder = None
     if contract.encoder is not None:
         encoder = open_session(place / contract.encoder.file, chosen, threads=threads)
-    return Model(place, contract, session, chosen, text, encoder)
+    own = contract.source_tokenizer
+    source = text if own is None else None if own.file is None else read_tokenizer(place / own.file)
+    return Model(place, contract, session, chosen, text, encoder, source)
