@@ -32,7 +32,9 @@ class AttentionResidual(nn.Module):
         if self.is_twin:
             return mixed(values_BSD, norm_D, proj_1D, self.eps)
         query_D = proj_1D[0].float() * norm_D.float() if first.dtype != torch.float64 else proj_1D[0] * norm_D
-        scores = [(rms(value.to(query_D.dtype), None, self.eps) * query_D).sum(-1, keepdim=True) for value in values_BSD]
+        scores = [
+            (rms(value.to(query_D.dtype), None, self.eps) * query_D).sum(-1, keepdim=True) for value in values_BSD
+        ]
         shares_BSN = torch.cat(scores, -1).softmax(-1).to(first.dtype)
         out = first * shares_BSN[..., :1]
         for number, value in enumerate(values_BSD[1:], 1):
