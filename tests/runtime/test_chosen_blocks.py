@@ -18,14 +18,16 @@ from tests.runtime.test_engine import ALONE, RAGGED, pair
 pytestmark = [pytest.mark.onnx, pytest.mark.torch]
 
 NAME = "chosen blocks"
+NAMES = (NAME, "compressed")
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("script", [ALONE, RAGGED], ids=["alone", "ragged"])
 def test_caches_that_lie_still_give_the_bits_of_copied_ones(
-    ready: Callable[..., Any], dtype: str, script: tuple[tuple[tuple[int, ...], bool], ...]
+    ready: Callable[..., Any], name: str, dtype: str, script: tuple[tuple[tuple[int, ...], bool], ...]
 ) -> None:
-    engine, talk = pair(ready(NAME, dtype), len(script[0][0]))
+    engine, talk = pair(ready(name, dtype), len(script[0][0]))
     rng = np.random.default_rng(7)
     for counts, _ in script:
         ids, valid = rng.integers(0, VOCABULARY, (len(counts), max(counts))), np.array(counts)
@@ -59,13 +61,14 @@ def test_a_dimension_says_how_many_tokens_a_row_has() -> None:
         Cache(**words, shape=("batch", "half"), bytes_per_token=0, bytes_per_sequence=0)
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_on_cuda_nothing_but_arithmetic_of_shapes_leaves_the_gpu(tmp_path: Any, dtype: str) -> None:
+def test_on_cuda_nothing_but_arithmetic_of_shapes_leaves_the_gpu(tmp_path: Any, name: str, dtype: str) -> None:
     onnx = pytest.importorskip("onnx")
     from archc_exporters.onnx.export import export
     from tests.onnx.conftest import graph_of
 
-    export(graph_of(NAME), tmp_path / "out", dtype=dtype, provider="cuda", check=False)
+    export(graph_of(name), tmp_path / "out", dtype=dtype, provider="cuda", check=False)
     root = predict(onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False), "cuda")
     assert {site.reason for site in root.all_sites() if site.provider != "cuda"} == {"cpu-preferred"}
     assert not list(copies(root))
