@@ -196,6 +196,27 @@ class $cls(Router):
         return Route(num_experts=num_experts, top_k=top_k, scoring_func="softmax", norm_topk_prob=self.norm_topk_prob)
 '''
 
+_SCORE = '''\
+"""The score $name."""
+
+from __future__ import annotations
+
+from pydantic import PositiveFloat
+
+from archc.families import Score
+from archc.ops.score import ScoreForm
+
+
+class $cls(Score):
+    """Say in one line how a query and a key meet, and name the paper and its arXiv id."""
+
+    factor: PositiveFloat = 1.0
+    """Factor on the product of a query and a key."""
+
+    def form(self, width: int) -> ScoreForm:
+        return ScoreForm(function="softplus", weighing="sum", scale=self.factor)
+'''
+
 KINDS = {
     "mixer": Start(
         _MIXER, '{"num_heads": 2, "head_dim": 8}', "mixers:\n  mine: {kind: NAME, num_heads: 8, head_dim: 64}"
@@ -209,6 +230,11 @@ KINDS = {
     "block": Start(_BLOCK, "{}", "stack: {num_layers: 12, block: NAME, mixer: attn, ffn: mlp}"),
     "head": Start(_HEAD, '{"bias": True}', "head: {kind: NAME, bias: true}"),
     "router": Start(_ROUTER, '{"norm_topk_prob": True}', "router: {kind: NAME, norm_topk_prob: true}  # of a moe"),
+    "score": Start(
+        _SCORE,
+        '{"factor": 0.5}',
+        "mixers:\n  mine: {kind: general_attention, num_heads: 8, head_dim: 64, score: {kind: NAME, factor: 0.5}}",
+    ),
 }
 """family -> what a new kind of it starts from."""
 
