@@ -202,8 +202,14 @@ def test_only_the_logits_of_last_tokens(written: Callable[..., Any]) -> None:
 def test_integer_weights_of_both_files(tmp_path: Path) -> None:
     text = text_of("turned").replace("hidden_size: 32", "hidden_size: 128").replace("head_dim: 8", "head_dim: 32")
     text = text.replace("intermediate_size: 48", "intermediate_size: 256").replace("num_kv_heads: 2", "num_kv_heads: 4")
+    text = text.replace("vocab_size: 40", "vocab_size: 400").replace("num_embeddings: 48", "num_embeddings: 416")
     report = export(expand(loads_spec(text)), tmp_path / "out", provider="cpu", dtype="float32", quant="int8")
     assert report.quantization is not None
+    encoder, decoder = (
+        {tensor.name for tensor in onnx.load(tmp_path / "out" / name, load_external_data=False).graph.initializer}
+        for name in ("encoder.onnx", "model.onnx")
+    )
+    assert {"embed_tokens.weight.q8", "embed_tokens.weight.scales"} <= encoder & decoder
     assert report.nodes["com.microsoft.MatMulNBits"] == report.quantization.nodes["MatMulNBits"]
     assert not isinstance(report.quality, str)
     assert 0 < report.quality.relative_rms < 0.05

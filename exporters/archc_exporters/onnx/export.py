@@ -128,6 +128,8 @@ def export(
     model, ctx = lowered[MODEL]
     if calibration_note:
         ctx.remark(calibration_note)
+    if target.quant is not None and len(models) > 1:
+        ctx.remark("figures of integer weights count a table of both files twice; in their data it lies once")
     nodes = count_nodes(*models.values())
     plan = plan_trial(subject, *models.values(), judged=judge is not None) if check or judge is not None else None
     with staged(out, overwrite=overwrite) as stage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from archc._version import __version__
 from archc.errors import ArchcError, GraphError
 from archc.graph.graph import LAYER, Graph, join
 from archc.ir.values import Body, Call, Node, Value
+from archc.ops.linear import Embedding, Linear
 from archc_exporters.onnx.cache_dtype import check_caches
 from archc_exporters.onnx.context import OPSETS, Lowering
 from archc_exporters.onnx.genai.inputs import lengths
@@ -59,6 +61,8 @@ def lower_graph(
     check_caches(graph, target)
     if target.prune_head and is_whole(graph, "model"):
         raise ArchcError(f"{graph.name} gives what all of its tokens say, so no head can be pruned to the last one")
+    if part == "encoder":
+        target = _with_the_decoders_table(graph, target)
     ctx = Lowering(
         graph,
         target=target,
@@ -108,6 +112,18 @@ def lower_graph(
         }
     )
     return model, ctx
+
+
+def _with_the_decoders_table(graph: Graph, target: Target) -> Target:
+    """Where the decoder's head reads the encoder's table as integers, the encoder does too, so that it lies in the data once."""
+    quant = target.quant
+    if quant is None or quant.embedding is not None or not quant.head:
+        return target
+    tables = {node.params["weight"] for node in graph.root.nodes() if isinstance(node.op, Embedding)}
+    tied = (node for node in graph.root.nodes() if isinstance(node.op, Linear) and node.op.tied)
+    if not any(node.params["weight"] in tables for node in tied):
+        return target
+    return replace(target, quant=replace(quant, embedding=True))
 
 
 def _output(ctx: Lowering, name: str, value: Value, values: Values, taken: Sequence[ir.Value]) -> ir.Value:
