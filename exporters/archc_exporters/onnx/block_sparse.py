@@ -52,7 +52,7 @@ def block_sparse_attention(
         valid = ctx.filled(shape, 1.0, FLOAT)
     found = ctx.choose(
         is_long,
-        lambda: (_blocked(ctx, op, heads, valid, tokens),),
+        lambda: (_blocked(ctx, op, heads, valid),),
         lambda: (_plain(ctx, op, heads[0], heads[1], heads[2], _low(ctx, valid, 1, 2)),),
         (ctx.dtype,),
     )[0]
@@ -76,10 +76,10 @@ def _plain(
     return ctx.op("MatMul", ctx.cast(weights, ctx.dtype), v)
 
 
-def _blocked(
-    ctx: Lowering, op: ops.BlockSparseAttention, heads: list[ir.Value], valid: ir.Value, tokens: ir.Value
-) -> ir.Value:
+def _blocked(ctx: Lowering, op: ops.BlockSparseAttention, heads: list[ir.Value], valid: ir.Value) -> ir.Value:
     """(batch, N, seq, H) of more than the few blocks in which all see all."""
+    # Counted inside of the branch: a number from outside would be copied to the device and back.
+    tokens = ctx.op("Shape", heads[0], dtype=INT64, start=2, end=3)
     size, dim, last = op.block_size, op.head_dim, np.iinfo(np.int64).max
     zero, two, end = ctx.ints(0), ctx.ints(2), ctx.ints(last)
     rest = ctx.op("Mod", ctx.op("Neg", tokens), ctx.ints(size))
@@ -129,8 +129,8 @@ def _mask(ctx: Lowering, op: ops.BlockSparseAttention, ones: ir.Value) -> ir.Val
     count = ctx.op("Squeeze", ctx.op("Shape", ones, dtype=INT64, start=1, end=2), ctx.ints(0))
     one = ctx.scalar(1, INT64)
     block = ctx.op("Unsqueeze", ctx.op("Range", ctx.scalar(0, INT64), count, one), ctx.ints(0, 2))
-    is_first = ctx.op("Equal", block, ctx.scalar(0, INT64), dtype=BOOL)
-    is_last = ctx.op("Equal", block, ctx.op("Sub", count, one), dtype=BOOL)
+    is_first = ctx.op("Equal", block, ctx.constant(np.zeros((1, 1, 1), np.int64)), dtype=BOOL)
+    is_last = ctx.op("Equal", block, ctx.op("ReduceMax", block, keepdims=1), dtype=BOOL)
     twice = ctx.op(
         "Or",
         ctx.op("And", is_first, ctx.constant((place == 1)[None, None])),

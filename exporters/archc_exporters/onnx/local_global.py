@@ -178,14 +178,23 @@ def _index(ctx: Lowering, x: ir.Value, padding: ir.Value | None) -> ir.Value:
     """How many places each token stands behind its row's first, int64 (batch, tokens)."""
 
     def make() -> ir.Value:
-        zero, one = (ctx.scalar(number, INT64) for number in (0, 1))
-        at = ctx.op("Unsqueeze", ctx.op("Range", zero, ctx.op("Squeeze", _tokens(ctx, x)), one), ctx.ints(0))
+        at = _at(ctx, x)
         if padding is not None:
             return ctx.op("Sub", at, _start(ctx, padding))
         batch = ctx.op("Shape", x, dtype=INT64, start=0, end=1)
         return ctx.op("Expand", at, ctx.op("Concat", batch, ctx.ints(1), axis=0))
 
     return ctx.shared("places behind the first token", make)
+
+
+def _at(ctx: Lowering, x: ir.Value) -> ir.Value:
+    """0, 1, … of the tokens of x, int64 (1, tokens)."""
+
+    def make() -> ir.Value:
+        zero, one = (ctx.scalar(number, INT64) for number in (0, 1))
+        return ctx.op("Unsqueeze", ctx.op("Range", zero, ctx.op("Squeeze", _tokens(ctx, x)), one), ctx.ints(0))
+
+    return ctx.shared("places", make)
 
 
 def _is_global(ctx: Lowering, op: ops.LocalGlobalAttention, x: ir.Value, padding: ir.Value | None) -> ir.Value:
@@ -207,7 +216,8 @@ def _places(ctx: Lowering, x: ir.Value, padding: ir.Value | None, count: int) ->
         if padding is None:
             batch = ctx.op("Shape", x, dtype=INT64, start=0, end=1)
             return ctx.op("Expand", steps, ctx.op("Concat", batch, ctx.ints(1), axis=0))
-        last = ctx.op("Sub", _tokens(ctx, x), ctx.ints(1))
+        # The last place off the row of places, which lies on the device, as a number of tokens does not.
+        last = ctx.op("ReduceMax", _at(ctx, x), keepdims=1)
         return ctx.op("Min", ctx.op("Add", _start(ctx, padding), steps), last)
 
     return ctx.shared(("first places", count), make)
