@@ -45,7 +45,7 @@ def test_a_source_that_is_not_there_is_no_line():
 
 def test_json_says_where_each_kind_is_used(invoke):
     used = {row["name"]: row["used_in"] for row in rows(invoke, "--family", "mixer")}
-    assert used["kda"] == ["kimi-linear-48b-a3b", "tiny-kimi-linear"]
+    assert used["kda"] == ["kimi-k3", "kimi-linear-48b-a3b", "tiny-kimi-linear"]
     assert "llama-3-8b" in used["gqa"]
     routers = {row["name"]: row["used_in"] for row in rows(invoke, "--family", "router")}
     assert "deepseek-v3" in routers["topk"]
@@ -87,15 +87,15 @@ def test_a_kind_is_shown_as_it_stands_in_a_shipped_spec(invoke):
     assert keys["num_heads"] == ("int > 0", "required", True)
     assert keys["conv_kernel"] == ("int ≥ 2", "4", False)
     assert (found["traced_in"], found["traced_with"]) == (
-        "kimi-linear-48b-a3b",
-        "num_heads: 32, head_dim: 128, conv_kernel: 4",
+        "kimi-k3",
+        "num_heads: 96, head_dim: 128, conv_kernel: 4, full_rank_gate: true, decay_floor: -5.0",
     )
-    assert found["ops"]["linear"] == 9
+    assert found["ops"]["linear"] == 8
     weights = {weight["name"]: weight["shape"] for weight in found["weights"]}
-    assert weights["q_proj.weight"] == [4096, 2304]
+    assert weights["q_proj.weight"] == [12288, 7168]
     state = {state["name"]: (state["shape"], state["growth"], state["dtype"]) for state in found["states"]}
-    assert state["delta_rule.recurrent_state"] == (["batch", 32, 128, 128], "fixed", "float32")
-    assert state["conv.conv_state"][0] == ["batch", 3, 12288]
+    assert state["delta_rule.recurrent_state"] == (["batch", 96, 128, 128], "fixed", "float32")
+    assert state["conv.conv_state"][0] == ["batch", 3, 36864]
 
 
 def test_keys_may_be_given_for_what_is_shown(invoke):
