@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 
 import archc  # noqa: E402
 from archc.testing import check_kind  # noqa: E402
+from archc.torch_backend.leaves import score as leaf  # noqa: E402
 from archc.torch_backend.leaves.score import attend_scored  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -72,6 +73,14 @@ def test_an_additive_score_is_a_vector_times_the_tanh_of_a_sum() -> None:
     found = attend_scored(q, k, v, form=form_of("additive", hidden_size=6), weight_NH=weight)
     expected = spelled(lambda a, b, n: weight[n] @ torch.tanh(a + b), torch.exp, q, k, v, set())
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_long_text_meets_its_keys_a_few_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, weight = drawn(2, HEADS, 7, 6), drawn(2, HEADS, KEYS, 6), drawn(2, HEADS, KEYS, 4), drawn(HEADS, 6)
+    words: dict[str, Any] = {"form": form_of("additive", hidden_size=6), "weight_NH": weight}
+    whole = attend_scored(q, k, v, **words)
+    monkeypatch.setattr(leaf, "SLAB", 2 * HEADS * 6 * KEYS * 3)
+    torch.testing.assert_close(attend_scored(q, k, v, **words), whole, rtol=1e-12, atol=1e-12)
 
 
 def test_a_token_that_nothing_speaks_to_gets_zeros_and_finite_gradients() -> None:
@@ -152,6 +161,27 @@ def test_a_score_of_another_package_stands_inside_a_recurrent_decoder_too() -> N
     }
     with registry.temporary({("score", "softplus_kernel"): SoftplusKernel}):
         check_kind("mixer.attention_gru", around=around)
+
+
+SUM = {"kind": "additive", "hidden_size": 6}
+
+
+@pytest.mark.parametrize(
+    ("score", "around"),
+    [
+        (SUM, {"encoder": {}}),
+        (SUM, {"stack": {"mask": "prefix"}}),
+        (SUM, {"encoder": {}, "decoder": {}}),
+        # Longer than the texts: what it forgets changes results on purpose.
+        (SUM, {"cache": {"policy": "window", "window": 40, "sink_tokens": 2}}),
+        ("linear", {"encoder": {}}),
+        ("relu", {"encoder": {}, "decoder": {}}),
+    ],
+    ids=["sum, all seen", "sum, prefix", "sum, cross", "sum, ring", "product, all seen", "product, cross"],
+)
+def test_a_score_keeps_the_contract_under_every_mask(score: Any, around: dict[str, Any]) -> None:
+    keys = {"num_heads": 2, "head_dim": 8, "v_head_dim": 5, "qkv_bias": True, "score": score}
+    check_kind("mixer.general_attention", keys, around={"position": "none", **around})
 
 
 @torch.no_grad()

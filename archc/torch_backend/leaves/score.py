@@ -18,6 +18,8 @@ from archc.torch_backend.leaves.masked_attention import BidirectionalAttention, 
 from archc.torch_backend.twins.score import SMALLEST, twin_of
 
 Scored = Callable[..., Tensor]
+SLAB = 1 << 24
+"""Numbers of the vectors in which queries and keys meet that are held at a time where no gradient keeps them."""
 
 
 def attend_scored(
@@ -43,7 +45,21 @@ def meet(q_BNSH: Tensor, k_BNTH: Tensor, *, form: ops.ScoreForm, weight_NH: Tens
     if weight_NH is None:
         scores = _wide(torch.matmul(q_BNSH, k_BNTH.transpose(-1, -2))) * form.scale
         return scores if act is None else act(scores)
-    met_BNSTH = (q_BNSH.unsqueeze(3) + k_BNTH.unsqueeze(2)) * form.scale
+    queries = q_BNSH.shape[2]
+    # Every query meets every key in a vector of its own, so a long text is met a few queries at a time.
+    slab = (
+        queries if torch.compiler.is_compiling() else max(1, SLAB // max(1, q_BNSH[:, :, :1].numel() * k_BNTH.shape[2]))
+    )
+    if slab >= queries:
+        return _summed(q_BNSH, k_BNTH, act, form.scale, weight_NH)
+    parts = [_summed(each, k_BNTH, act, form.scale, weight_NH) for each in q_BNSH.split(slab, 2)]
+    return torch.cat(parts, 2)
+
+
+def _summed(
+    q_BNSH: Tensor, k_BNTH: Tensor, act: Callable[[Tensor], Tensor] | None, scale: float, weight_NH: Tensor
+) -> Tensor:
+    met_BNSTH = (q_BNSH.unsqueeze(3) + k_BNTH.unsqueeze(2)) * scale
     if act is not None:
         met_BNSTH = act(met_BNSTH)
     return _wide(torch.matmul(met_BNSTH, weight_NH[:, None, :, None]).squeeze(-1))
