@@ -23,8 +23,10 @@ from archc.torch_backend.build import as_graph, build  # noqa: E402
 from archc.torch_backend.generate import generate  # noqa: E402
 from archc.torch_backend.weights import save_weights  # noqa: E402
 from archc_exporters.onnx.export import export  # noqa: E402
+from archc_exporters.runtime import encoder  # noqa: E402
 from archc_exporters.runtime.encoder import Encoder  # noqa: E402
 from archc_exporters.runtime.model import Model, load  # noqa: E402
+from archc_exporters.runtime.provider import cuda_devices  # noqa: E402
 from tests.onnx.conftest import draw  # noqa: E402
 from tests.onnx.test_encoder_decoders import text_of as two_stacks  # noqa: E402
 from tests.onnx.test_encoders import PICTURES, text_of  # noqa: E402
@@ -54,7 +56,7 @@ PROMPTS = [[5, 9, 11, 2, 7], [3, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9]]
 class Ready:
     """An export for the CPU in float32, its graph and torch's model of the same weights."""
 
-    def __init__(self, name: str, folder: Path, tokenizer: Path | None = None, dtype: str = "float32") -> None:
+    def __init__(self, name: str, folder: Path, tokenizer: Path | None = None, **choices: Any) -> None:
         path = folder / "spec.yaml"
         path.write_text(SPECS[name], "utf-8")
         spec = resolved(str(path))
@@ -63,16 +65,8 @@ class Ready:
         draw(self.torch, torch.float32)
         weights = save_weights(self.torch, folder / "weights.safetensors")
         self.folder = folder / "out"
-        export(
-            self.graph,
-            self.folder,
-            provider="cpu",
-            dtype=dtype,
-            weights=weights,
-            spec=spec,
-            tokenizer=tokenizer,
-            check=False,
-        )
+        options = {"provider": "cpu", "dtype": "float32", "check": False, **choices}
+        export(self.graph, self.folder, weights=weights, spec=spec, tokenizer=tokenizer, **options)
 
     def load(self) -> Any:
         return load(self.folder, provider="cpu", threads=1)
@@ -298,3 +292,39 @@ def test_an_encoder_with_a_tokenizer_of_its_own_reads_prompts_by_that(tmp_path: 
     assert made.texts[0].startswith("w")
     again = resolved(str(tmp_path / "out" / "spec.yaml"))
     assert as_graph(again.spec).params().keys() == graph.params().keys()
+
+
+def test_tokens_that_fill_up_a_multiple_change_nothing(
+    made: Callable[..., Ready], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = made("pooler").load(), made("biases").load()
+    outputs, answers = reader.forward(PROMPTS), writer.generate(PROMPTS, max_new_tokens=6, stop_ids=()).ids
+    # As on CUDA, whose kernels want it.
+    monkeypatch.setitem(encoder._FUSED_MULTIPLE, "cpu", 8)
+    filled = reader.forward(PROMPTS)
+    assert {name: value.shape for name, value in filled.items()} == {
+        name: value.shape for name, value in outputs.items()
+    }
+    np.testing.assert_allclose(filled["pooler_output"], outputs["pooler_output"], atol=2e-5)
+    assert writer.generate(PROMPTS, max_new_tokens=6, stop_ids=()).ids == answers
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cuda_devices() == 0, reason="no CUDA device")
+def test_what_cuda_gives_is_near_what_the_cpu_gives(tmp_path: Path) -> None:
+    for name in ("pooler", "pictures", "biases", "turned"):
+        (tmp_path / name).mkdir()
+        ready = Ready(name, tmp_path / name, dtype="float16", provider="cuda")
+        cpu, cuda = (load(ready.folder, provider=provider) for provider in ("cpu", "cuda"))
+        if isinstance(cpu, Encoder):
+            given: Any = PROMPTS if cpu.reads_ids else np.random.default_rng(0).standard_normal((2, 3, 12, 12))
+            wanted, found = cpu.forward(given), cuda.forward(given)
+            for output, value in wanted.items():
+                last = np.abs(value.astype(np.float32) - found[output].astype(np.float32))
+                # What stands for padding is nobody's.
+                rows = [
+                    last[row, : len(ids)] if last.ndim > 2 else last[row] for row, ids in enumerate(given[: len(last)])
+                ]
+                assert max(float(row.max()) for row in rows) < 0.05
+        else:
+            assert len(cuda.generate(PROMPTS, max_new_tokens=6, stop_ids=()).ids) == 3
