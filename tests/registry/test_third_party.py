@@ -125,6 +125,6 @@ def test_a_spec_that_names_it_says_what_is_missing_where_it_is_not_installed():
     from archc.spec.load import loads_spec
 
     with pytest.raises(
-        SpecError, match=r"unknown mixer \(found token_shift\)\. Installed: .*gated_deltanet, .*gqa, kda, .*mla"
+        SpecError, match=r"unknown mixer \(found token_shift\)\. Installed: .*gated_deltanet, .*gqa, .*kda, .*mla"
     ):
         loads_spec(SPEC)
