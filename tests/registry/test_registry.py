@@ -112,7 +112,8 @@ def test_an_object_that_is_no_kind_is_refused_by_its_name(install, python):
 
 def test_an_unknown_name_lists_what_is_installed_and_the_nearest():
     with pytest.raises(
-        PluginError, match=r"unknown mixer 'gqaa'; installed: .*gated_deltanet, .*gqa, .*kda, .*mla.*\. Did you mean gqa\?"
+        PluginError,
+        match=r"unknown mixer 'gqaa'; installed: .*gated_deltanet, .*gqa, .*kda, .*mla.*\. Did you mean gqa\?",
     ):
         registry.load("mixer", "gqaa")
     with pytest.raises(PluginError, match=r"unknown family_of_nobody 'x'; installed: none\.$"):
