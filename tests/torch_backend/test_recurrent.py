@@ -112,6 +112,14 @@ def test_step_by_step_over_what_is_kept_it_says_the_same(model: Any) -> None:
         torch.testing.assert_close(torch.cat(found, 1), whole, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+def test_it_compiles_in_one_graph(model: Any) -> None:
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    given = {"encoder_input_ids": SOURCE, "encoder_attention_mask": MASK}
+    torch.testing.assert_close(compiled(TEXT, **given), model(TEXT, **given), rtol=1e-12, atol=1e-12)
+    torch.compiler.reset()
+
+
 def test_it_keeps_annotations_their_projections_and_one_state() -> None:
     graph = expand(load_spec("bahdanau-2015"))
     kept = {name.rpartition(".")[2]: graph.state_shape(state, batch=1, max_model_len=50, source_len=30)
