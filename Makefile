@@ -11,7 +11,7 @@ help:
 	@echo "make demo    build, estimate, export and run the tiny 3:1 KDA:MLA hybrid"
 	@echo "make test    everything CI runs: ruff, ruff format, pyright, lint-imports, pytest"
 	@echo "make bench   figures against peers, as ratios in one run (minutes; wants a quiet machine)"
-	@echo "make schema  rewrite specs/archc-spec.schema.json and the tables of docs/language.md and docs/complexity.md"
+	@echo "make schema  rewrite specs/archc-spec.schema.json and the tables of docs/{language,complexity,attention}.md"
 	@echo "make clean   remove what the targets made"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -47,6 +47,7 @@ bench: $(STAMP)
 schema: $(STAMP)
 	$(BIN)/python docs/reference.py
 	$(BIN)/python docs/growth.py
+	$(BIN)/python docs/attention_page.py
 
 clean:
 	rm -rf $(VENV) .genai-venv $(OUT) .pytest_cache .ruff_cache .hypothesis build dist

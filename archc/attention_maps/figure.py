@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
@@ -70,14 +71,14 @@ def drawn(panels: Sequence[Panel], title: str, ending: str) -> bytes:
 
 def _draw(figure: Figure, axes: Any, panel: Panel, *, is_single: bool) -> None:
     weights = panel.weights.numpy()
-    # Shares go from white up. What may be negative has its zero in the middle.
+    # Shares go from white up, by their roots, since the first rows of a causal map hold nearly all of their weight in a cell or
+    # two. What may be negative has its zero in the middle.
     has_negative = float(weights.min()) < -1e-6
     largest = max(float(abs(weights).max()), 1e-12)
     image = axes.imshow(
         weights,
         cmap="RdBu_r" if has_negative else "Blues",
-        vmin=-largest if has_negative else 0.0,
-        vmax=largest,
+        norm=Normalize(-largest, largest) if has_negative else PowerNorm(0.5, 0.0, largest),
         aspect="equal" if is_single else "auto",
         interpolation="nearest",
     )
@@ -88,7 +89,7 @@ def _draw(figure: Figure, axes: Any, panel: Panel, *, is_single: bool) -> None:
         else:
             axis.set_major_locator(MaxNLocator(integer=True))
             axis.set_tick_params(labelsize=6)
-    if len(panel.columns) <= (_LABELLED_PANEL if is_single else _LABELLED_IN_GRID):
+    if max(map(len, panel.columns)) > 1 and len(panel.columns) <= (_LABELLED_PANEL if is_single else _LABELLED_IN_GRID):
         axes.tick_params(axis="x", labelrotation=90)
     if is_single:
         axes.set_xlabel(panel.column_title)

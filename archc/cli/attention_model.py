@@ -138,7 +138,11 @@ def look(
         name=model.name,
         device=model.device,
         is_random=model.is_random,
-        tokens=_labels(tokens, model.text, has_bytes=given.text is not None and not graph.reads_encoder),
+        tokens=_labels(
+            tokens,
+            model.text,
+            has_bytes=(given.decoder_text if graph.reads_encoder else given.text) is not None,
+        ),
         source_tokens=_labels(source_tokens, model.source, has_bytes=given.text is not None),
         maps=found,
         head=head,
