@@ -66,10 +66,12 @@ def attention_maps(
     input_ids: Tensor,
     *,
     encoder_input_ids: Tensor | None = None,
+    prefix_length: int = 0,
     layer: tuple[str | None, int] | None = None,
     keeps_heads: bool = False,
 ) -> list[AttentionMap]:
     """The maps of a text (1, seq) in order of execution; ``encoder_input_ids`` (1, source) are what a decoder's encoder reads.
+    The first ``prefix_length`` tokens see each other where the stack's mask is a prefix.
 
     ``layer`` (stack or None for any, number) chooses; ``keeps_heads`` keeps more than the mean over heads.
 
@@ -95,10 +97,10 @@ def attention_maps(
     ]
     try:
         with torch.no_grad():
-            if encoder_input_ids is None:
-                model(input_ids)
-            else:
-                model(input_ids, encoder_input_ids=encoder_input_ids)
+            further = {} if encoder_input_ids is None else {"encoder_input_ids": encoder_input_ids}
+            if prefix_length:
+                further["prefix_length"] = input_ids.new_tensor([prefix_length])
+            model(input_ids, **further)
     finally:
         for hook in hooks:
             hook.remove()

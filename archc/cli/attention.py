@@ -42,6 +42,13 @@ def _picture(ctx: click.Context, param: click.Parameter, value: str | None) -> P
 @click.option("--decoder-text", metavar="TEXT", help="What a decoder that reads an encoder has written.")
 @click.option("--decoder-ids", metavar="1,2,3", help="The same as ids.")
 @click.option(
+    "--prefix-length",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    help="First tokens that a prefix LM lets see each other.",
+)
+@click.option(
     "--layer",
     "layer",
     callback=_layer,
@@ -81,6 +88,7 @@ def command(
     ids: str | None,
     decoder_text: str | None,
     decoder_ids: str | None,
+    prefix_length: int,
     layer: tuple[str | None, int] | None,
     head: int | None,
     output: Path | None,
@@ -115,7 +123,7 @@ def command(
     found = look(
         source,
         overrides,
-        Given(text=text, ids=ids, decoder_text=decoder_text, decoder_ids=decoder_ids),
+        Given(text=text, ids=ids, decoder_text=decoder_text, decoder_ids=decoder_ids, prefix_length=prefix_length),
         layer=layer,
         head=head,
         weights=weights,

@@ -30,6 +30,7 @@ class Given:
     ids: str | None
     decoder_text: str | None
     decoder_ids: str | None
+    prefix_length: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,8 @@ def look(
         raise ArchcError(f"{model.name} reads {next(iter(graph.inputs))}; maps are drawn of texts")
     if not graph.reads_encoder and (given.decoder_text is not None or given.decoder_ids is not None):
         raise ArchcError(f"{model.name} has no decoder that reads an encoder, so it is given no decoder's text")
+    if given.prefix_length and "prefix_length" not in graph.inputs:
+        raise ArchcError(f"{model.name} has no prefix: the mask of its stack is {graph.mask}")
     read = _ids(given.text, given.ids, model.source, graph.source_vocab_size or graph.vocab_size)
     tokens, source_tokens, source_ids = read, list[int](), None
     if graph.reads_encoder:
@@ -130,6 +133,7 @@ def look(
         model.model,
         _tensor(tokens, model.device),
         encoder_input_ids=source_ids,
+        prefix_length=given.prefix_length,
         layer=layer,
         keeps_heads=layer is not None,
     )

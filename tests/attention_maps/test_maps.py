@@ -143,6 +143,15 @@ def test_a_window_is_a_band():
     assert one.weights.tril().triu(-3).gt(0).sum() == 4 * (19 * 4 - 6)
 
 
+def test_a_prefix_is_a_square_that_sees_itself():
+    found = maps_of("mixer.gqa", Example(GQA, {"stack": {"mask": "prefix"}}), prefix_length=5)
+    for one in found:
+        assert one.weights is not None
+        assert one.weights[:, :5, :5].min() > 0
+        assert one.weights[:, :5, 5:].abs().max() == 0
+        assert one.weights[:, 5:, 5:].triu(1).abs().max() == 0
+
+
 def test_a_sink_takes_what_a_row_lacks():
     for one in maps_of(*CASES["sinks"]):
         assert one.weights is not None

@@ -117,6 +117,7 @@ def test_a_folder_with_weights_is_read_with_them(invoke: Invoke, tmp_path: Path)
         (("--text", "a", "--head", "0"), "--head is one of a layer; --layer says which"),
         (("--text", "a", "-o", "map.gif"), "'map.gif' should end in .png, .svg, .html"),
         (("--text", "a", "-o", "nowhere/map.png"), "there is no folder"),
+        (("--text", "a", "--prefix-length", "1"), "has no prefix: the mask of its stack is causal"),
         (("--text", "a", "--decoder-text", "b"), "has no decoder that reads an encoder"),
     ],
 )

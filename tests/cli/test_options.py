@@ -27,6 +27,7 @@ OPTIONS = {
         "--ids",
         "--decoder-text",
         "--decoder-ids",
+        "--prefix-length",
         "--layer",
         "--head",
         "--output",
