@@ -36,7 +36,9 @@ def _picture(ctx: click.Context, param: click.Parameter, value: str | None) -> P
 @click.command("attention", cls=Command)
 @click.argument("source", metavar="SPEC|DIR")
 @click.option(
-    "--text", metavar="TEXT", help="What is read, by an encoder where there is one. Its bytes without tokenizer."
+    "--text",
+    metavar="TEXT",
+    help="What is read, by an encoder where there is one. Random weights without tokenizer read its bytes.",
 )
 @click.option("--ids", "ids", metavar="1,2,3", help="The same as ids.")
 @click.option("--decoder-text", metavar="TEXT", help="What a decoder that reads an encoder has written.")

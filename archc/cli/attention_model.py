@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,6 +107,8 @@ def look(
         ArchcError: the model can't be had, reads no tokens, or the text is too long or has ids that it does not know.
         CheckFailedError: a map times its values is not what its leaf gives.
     """
+    has_weights = weights is not None or Path(source).is_dir()
+    has_text = given.text is not None or given.decoder_text is not None
     model = opened(
         source,
         overrides,
@@ -113,7 +116,8 @@ def look(
         tokenizer=tokenizer,
         device=device,
         dtype="float32",
-        needs_text=tokenizer is not None,
+        # Where weights are random, bytes will do; what is trained reads its own tokens only.
+        needs_text=tokenizer is not None or (has_weights and has_text),
         continues=False,
         seed=seed,
     )

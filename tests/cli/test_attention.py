@@ -100,6 +100,9 @@ def test_a_folder_with_weights_is_read_with_them(invoke: Invoke, tmp_path: Path)
     assert folder["random_weights"] is False
     heads = [[one["heads"] for one in told["maps"]] for told in (folder, drawn, other)]
     assert heads[0] == heads[1] != heads[2]
+    refused = invoke("attention", out, "--text", "a cat", "--device", "cpu")
+    assert refused.exit_code == 2
+    assert "has no tokenizer" in refused.stderr, "bytes would be another text than the weights were trained on"
 
 
 @pytest.mark.parametrize(
