@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ _LABELLED_PANEL = 40
 """Tokens on an axis that are written out in the only panel, and in one of several."""
 _LABELLED_IN_GRID = 24
 _LONGEST_LABEL = 12
+_TITLE_CHARACTERS = 36
+"""Of a line above a panel in a grid."""
 
 _STYLE: Any = {
     "svg.hashsalt": "archc",
@@ -82,7 +85,7 @@ def _draw(figure: Figure, axes: Any, panel: Panel, *, is_single: bool) -> None:
         aspect="equal" if is_single else "auto",
         interpolation="nearest",
     )
-    axes.set_title(panel.title, fontsize=8)
+    axes.set_title(panel.title if is_single else textwrap.fill(panel.title, _TITLE_CHARACTERS), fontsize=8)
     for axis, labels in ((axes.yaxis, panel.rows), (axes.xaxis, panel.columns)):
         if len(labels) <= (_LABELLED_PANEL if is_single else _LABELLED_IN_GRID):
             axis.set_ticks(range(len(labels)), [_short(label) for label in labels], fontsize=6 if is_single else 5)
