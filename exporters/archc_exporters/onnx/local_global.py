@@ -12,6 +12,7 @@ from archc.ir.values import Node
 from archc.ops import local_global as ops
 from archc_exporters.onnx.caches import from_heads, to_heads
 from archc_exporters.onnx.context import Lowering
+from archc_exporters.onnx.step import end_token
 
 BOOL, INT64, FLOAT = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.FLOAT
 LOW = -1e9
@@ -167,20 +168,13 @@ def _rest(ctx: Lowering, op: ops.LocalGlobalAttention, x: ir.Value) -> ir.Value:
     return ctx.shared(("rest of a block", op.side), make)
 
 
-def _start(ctx: Lowering, padding: ir.Value) -> ir.Value:
-    """Place of each row's first token, int64 (batch, 1)."""
-    return ctx.shared(
-        "first token", lambda: ctx.op("ArgMax", ctx.cast(padding, FLOAT), dtype=INT64, axis=1, keepdims=1)
-    )
-
-
 def _index(ctx: Lowering, x: ir.Value, padding: ir.Value | None) -> ir.Value:
     """How many places each token stands behind its row's first, int64 (batch, tokens)."""
 
     def make() -> ir.Value:
         at = _at(ctx, x)
         if padding is not None:
-            return ctx.op("Sub", at, _start(ctx, padding))
+            return ctx.op("Sub", at, end_token(ctx, padding, first=True))
         batch = ctx.op("Shape", x, dtype=INT64, start=0, end=1)
         return ctx.op("Expand", at, ctx.op("Concat", batch, ctx.ints(1), axis=0))
 
@@ -218,7 +212,7 @@ def _places(ctx: Lowering, x: ir.Value, padding: ir.Value | None, count: int) ->
             return ctx.op("Expand", steps, ctx.op("Concat", batch, ctx.ints(1), axis=0))
         # The last place off the row of places, which lies on the device, as a number of tokens does not.
         last = ctx.op("ReduceMax", _at(ctx, x), keepdims=1)
-        return ctx.op("Min", ctx.op("Add", _start(ctx, padding), steps), last)
+        return ctx.op("Min", ctx.op("Add", end_token(ctx, padding, first=True), steps), last)
 
     return ctx.shared(("first places", count), make)
 
