@@ -6,6 +6,7 @@ import html
 import io
 import math
 import textwrap
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,9 @@ class Panel:
 def drawn(panels: Sequence[Panel], title: str, ending: str) -> bytes:
     """The picture of up to ``MAX_PANELS`` panels: ``png``, or ``svg``."""
     assert panels, "a picture needs a panel"
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        # A character that the font lacks is a box; in an SVG the reader's own font has it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         shown = panels[:MAX_PANELS]
         if len(panels) > MAX_PANELS:
             title = f"{title} (the first {MAX_PANELS} of {len(panels)})"

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from archc.cli.main import archc as program
+from tests.generation.conftest import PADDED
 
 pytestmark = pytest.mark.torch
 
@@ -103,6 +104,16 @@ def test_a_folder_with_weights_is_read_with_them(invoke: Invoke, tmp_path: Path)
     refused = invoke("attention", out, "--text", "a cat", "--device", "cpu")
     assert refused.exit_code == 2
     assert "has no tokenizer" in refused.stderr, "bytes would be another text than the weights were trained on"
+
+
+def test_pieces_of_a_tokenizer_stand_at_the_axes(invoke: Invoke, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    spec, out = tmp_path / "padded.yaml", tmp_path / "built"
+    spec.write_text(PADDED)
+    CliRunner().invoke(program, ["build", str(spec), "-o", str(out), "--seed", "3"], catch_exceptions=False)
+    told = json.loads(invoke("attention", out, "--text", "hello", "--json", "--device", "cpu").stdout)
+    assert "".join(told["tokens"]).endswith("hello")
+    assert told["random_weights"] is False
 
 
 @pytest.mark.parametrize(
