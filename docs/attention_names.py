@@ -47,7 +47,7 @@ SEEN = "o_i = sum_j softmax_j(q_i k_j / sqrt d) v_j"
 
 def scored(score: str, formula: str, name: str, paper: str) -> Entry:
     """A mixer of scores under that kind of the family score."""
-    keys = {"kind": score, "hidden_size": WIDTH} if score == "additive" else {"kind": score}
+    keys = {"kind": score, "hidden_size": HEAD} if score == "additive" else {"kind": score}
     return Entry(
         name,
         paper,

@@ -218,7 +218,8 @@ def _gru(module: Any, op: Any, args: Sequence[Any], given: Tensor) -> list[Readi
     product, output = weights @ candidate.t().unsqueeze(-1), state_SN.t().unsqueeze(-1)
     if module.is_backward:
         weights, product, output = weights.flip(1, 2), product.flip(1), output.flip(1)
-    return [Reading(weights=weights, product=product, output=output, are_channels=True)]
+    branch = "backward" if module.is_backward else ""
+    return [Reading(weights=weights, product=product, output=output, branch=branch, are_channels=True)]
 
 
 def _attention_gru(module: Any, op: Any, args: Sequence[Any], given: Tensor) -> list[Reading]:

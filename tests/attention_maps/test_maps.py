@@ -176,6 +176,17 @@ def test_compressed_blocks_are_columns_of_several_tokens():
     assert {one.branch for one in found} == {"selected", "compressed", ""}
 
 
+def test_a_gru_reads_back_in_one_direction_and_ahead_in_the_other():
+    first, second = maps_of(*CASES["mixer.gru"])[:2]
+    assert (first.branch, second.branch) == ("", "backward")
+    assert first.weights is not None
+    assert second.weights is not None
+    assert first.weights.triu(1).abs().max() == 0
+    assert second.weights.tril(-1).abs().max() == 0
+    # What a state lacks to one is the state before the text, which is zero.
+    assert first.weights.sum(-1).max() < 1
+
+
 def test_a_layer_is_chosen_by_number_and_stack():
     name, kind = CASES["a decoder and its encoder"]
     both = maps_of(name, kind, layer=(None, 1))
