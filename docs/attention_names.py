@@ -374,3 +374,19 @@ ENTRIES = (
     positioned("learned", {}, "x_i + p_i, a learned row", "learned positions", "1705.03122", {}),
     positioned("sinusoidal", {}, "x_i + sin, cos of i at fixed rates", "sinusoids", "1706.03762", {}),
 )
+
+PICTURES = {
+    "multi-head (MHA)": "causal",
+    "grouped-query (GQA)": "causal",
+    "scaled dot product": "causal",
+    "rotary (RoPE)": "causal",
+    "latent (MLA)": "kimi-linear",
+    "Kimi delta attention (KDA)": "kimi-linear",
+    "sliding window": "nsa",
+    "native sparse (NSA)": "nsa",
+    "windows and global tokens (Longformer)": "longformer",
+    "blocks and random blocks (BigBird)": "bigbird",
+    "cross attention": "t5",
+    "relative bias (T5)": "t5",
+}
+"""Name in the field -> what is drawn of it on the page, in attention-NAME.png."""

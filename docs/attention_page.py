@@ -11,7 +11,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from attention_names import ENTRIES, GQA, TOKENS, WIDTH, Entry
+from attention_names import ENTRIES, GQA, PICTURES, TOKENS, WIDTH, Entry
 
 from archc import registry
 from archc.estimation.complexity import KindGrowth, complexity
@@ -106,6 +106,7 @@ def row(entry: Entry) -> str:
                 f"{decode:,}" if decode else "-",
                 f"{cache_bytes:,}" if cache_bytes else "-",
                 ", ".join(shown) + more if shown else "-",
+                f"[picture](attention-{PICTURES[entry.name]}.png)" if entry.name in PICTURES else "-",
             )
         )
         + " |"
@@ -124,6 +125,7 @@ HEADS_OF_TABLE = (
     "decode FLOPs",
     "cache bytes",
     "specs",
+    "picture",
 )
 
 
