@@ -92,7 +92,7 @@ def _alone(spec: Spec, kind: Kind) -> Iterator[tuple[str, Node]]:
             case Norm():
                 kind.define(g, "norm", x)
             case Block() if kind.keeps_streams:
-                kind.leave(g, g.layer(0, _layer_alone, *kind.enter(g, x), key=kind, block=kind))
+                kind.leave(g, g.layer(0, _layer_alone, *kind.enter(g, x), key=kind.kind_name, block=kind))
             case Block():
                 kind.define(g, x, mixer=_same, ffn=_same, norm=lambda name, value: value)
             case Position():

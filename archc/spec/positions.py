@@ -72,7 +72,9 @@ def _misplaced_slopes(
     for path, value in defaults.items():
         position = _class(value)
         if position is not None and getattr(position, "has_slopes", False):
-            message = f"{position.kind_name} adds to the scores, and {name}, which is {cls.kind_name}, has no place for it"
+            message = (
+                f"{position.kind_name} adds to the scores, and {name}, which is {cls.kind_name}, has no place for it"
+            )
             hint = f"State mixers.{name}.position: rope or none"
             yield path, fault(message, hint, code="position")
 

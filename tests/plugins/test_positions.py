@@ -86,16 +86,12 @@ def test_latent_attention_has_no_place_for_slopes():
         (tiny(mla(), position="alibi"), "5:11: position"),
         (tiny(mla("position: alibi")), "mixer.position"),
     ):
-        with pytest.raises(
-            SpecError, match=rf"{where}: alibi adds to the scores, and mixer, which is mla, has no"
-        ):
+        with pytest.raises(SpecError, match=rf"{where}: alibi adds to the scores, and mixer, which is mla, has no"):
             loads_spec(text)
     expand(loads_spec(tiny(mla("position: none"), position="alibi")))
     # A spec that was changed in memory was not read, so the mixer itself objects, too.
     changed = loads_spec(tiny(mla())).model_copy(update={"position": loads_spec(tiny(position="alibi")).position})
-    with pytest.raises(
-        GraphError, match=r"layers\.0\.mixer: alibi adds to the scores, and mla has no place for it"
-    ):
+    with pytest.raises(GraphError, match=r"layers\.0\.mixer: alibi adds to the scores, and mla has no place for it"):
         expand(changed)
 
 
