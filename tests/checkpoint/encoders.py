@@ -122,6 +122,9 @@ ENCODERS = {
     "deberta": deberta("DebertaModel", HIDDEN),
     "deberta masked": deberta("DebertaForMaskedLM"),
     "deberta, position keys alone": deberta("DebertaModel", HIDDEN, pos_att_type=["c2p"], type_vocab_size=2),
+    "deberta with absolute positions": deberta(
+        "DebertaModel", HIDDEN, relative_attention=False, position_biased_input=True
+    ),
     "deberta texts": deberta("DebertaForSequenceClassification", by_row=True, **THREE),
     "deberta answers": deberta("DebertaForQuestionAnswering", SPAN),
     "longformer": longformer("LongformerModel", POOLED),

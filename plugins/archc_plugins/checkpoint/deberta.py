@@ -74,14 +74,11 @@ class Deberta(Checkpoint):
         config.ignore("pooler_dropout", "initializer_range", why="training only")
         config.expect("legacy", True, why="asks for heads under other names")
         config.expect("talking_head", False, None, why="asks for heads that are mixed")
-        config.expect("position_biased_input", False, why="asks for positions on the embedding as well")
-        config.expect("relative_attention", True, why="asks for no positions on the scores")
         hidden = config.take("hidden_size")
         config.expect("embedding_size", hidden, why="asks for a narrow table")
         pooler = activation(config, "pooler_hidden_act")
         config.expect("pooler_hidden_size", hidden, None, why="asks for a vector of another width")
-        length, reach = config.take("max_position_embeddings"), config.take("max_relative_positions")
-        terms = self._terms(config)
+        length = config.take("max_position_embeddings")
         return {
             "tokenizer": tokenizer(config),
             "embedding": {
@@ -90,15 +87,10 @@ class Deberta(Checkpoint):
                 **({"type_vocab_size": types} if types else {}),
                 "norm": True,
             },
-            "position": {
-                "kind": "disentangled",
-                "max_relative_positions": length if reach < 1 else reach,
-                **({} if KEYS in terms else {"position_keys": False}),
-                **({} if QUERIES in terms else {"position_queries": False}),
-            },
+            "position": self._position(config, length),
             "norm": {"kind": "layer_norm", "eps": config.take("layer_norm_eps")},
             "max_position_embeddings": length,
-            "mixers": {"attn": attention(config, k_bias=False)},
+            "mixers": {"attn": {**attention(config, k_bias=False), **self._scale(config)}},
             "ffns": {"mlp": mlp(config)},
             "encoder": {
                 "num_layers": config.take("num_hidden_layers"),
@@ -108,6 +100,31 @@ class Deberta(Checkpoint):
             },
             "head": self._head(config, found, pooler),
         }
+
+    def _position(self, config: Config, length: int) -> Any:
+        """Relative positions on the scores, or absolute ones on the embedding, or none."""
+        is_added = config.take("position_biased_input")
+        if not config.take("relative_attention"):
+            config.ignore("max_relative_positions", why="of relative attention")
+            return "learned" if is_added else "none"
+        if is_added:
+            config.refuse("position_biased_input", "asks for positions on the embedding beside those on the scores")
+        reach, terms = config.take("max_relative_positions"), self._terms(config)
+        return {
+            "kind": "disentangled",
+            "max_relative_positions": length if reach < 1 else reach,
+            **({} if KEYS in terms else {"position_keys": False}),
+            **({} if QUERIES in terms else {"position_queries": False}),
+        }
+
+    def _scale(self, config: Config) -> dict[str, str]:
+        """What scores are divided by counts the terms even where relative attention, which adds them, is off."""
+        terms = self._terms(config) if config.data.get("pos_att_type") else ()
+        if config.data.get("relative_attention") or not terms:
+            config.take("pos_att_type")
+            return {}
+        width = config.take("hidden_size") // config.take("num_attention_heads")
+        return {"softmax_scale": f"1/sqrt({width * (1 + len(terms))})"}
 
     def _terms(self, config: Config) -> Sequence[str]:
         """What relative positions meet: a list, or names between bars."""
@@ -135,6 +152,7 @@ class Deberta(Checkpoint):
         projections = [f"{ours}.mixer.{name}_proj.weight" for name in "qkv"]
         return (
             rule("deberta.embeddings.word_embeddings.weight", "embed_tokens.weight"),
+            rule("deberta.embeddings.position_embeddings.weight", "embed_positions.weight"),
             rule("deberta.embeddings.token_type_embeddings.weight", "token_type_embeddings.weight"),
             *both("deberta.embeddings.LayerNorm", "embed_norm"),
             rule("deberta.encoder.rel_embeddings.weight", "rel_embeddings_0.weight"),
