@@ -25,7 +25,7 @@ from archc.torch_backend.weights import weights_of  # noqa: E402
 from archc_exporters.onnx.export import export  # noqa: E402
 from archc_exporters.onnx.report import ExportReport  # noqa: E402
 from archc_exporters.onnx.session import Conversation, load_session  # noqa: E402
-from tests.onnx.layouts import LAYOUTS  # noqa: E402
+from tests.onnx.layouts import CHOOSING, LAYOUTS  # noqa: E402
 
 BASE = """
 spec_version: 1
@@ -40,6 +40,7 @@ EMBEDDING = "embedding: {hidden_size: 32, tie_word_embeddings: false}\n"
 
 ARCHITECTURES = {
     **LAYOUTS,
+    **CHOOSING,
     "llama": ROPE
     + EMBEDDING
     + """

@@ -18,18 +18,6 @@ _MLP = "{kind: mlp, intermediate_size: 48, activation: %s, bias: %s}"
 _ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "relu2", "silu", "sigmoid", "tanh")
 
 LAYOUTS = {
-    "indexer": _EMBEDDING
-    + """
-position: {kind: rope, theta: 10000.0, interleaved: true}
-mixers:
-  few:
-    {kind: sparse_mla, num_heads: 2, q_lora_rank: 24, kv_lora_rank: 16, qk_nope_head_dim: 12, qk_rope_head_dim: 4,
-     v_head_dim: 12, indexer: {num_heads: 8, head_dim: 8, topk: 5}}
-  all: {extends: few, bias: true, output_gate: true, indexer: {num_heads: 2, head_dim: 4, topk: 64}}
-ffns:
-  mlp: {kind: swiglu, intermediate_size: 48}
-stack: {num_layers: 2, block: pre_norm, mixer: few all, ffn: mlp}
-""",
     "compressed": """
 position: {kind: rope, theta: 10000.0, interleaved: true, trailing: true}
 embedding: {hidden_size: 32, tie_word_embeddings: false}
@@ -177,3 +165,19 @@ stack: {num_layers: 2, block: pre_norm, mixer: dynamic longrope, ffn: mlp}
     )
     + "stack: {num_layers: 5, block: pre_norm, mixer: gqa, ffn: relu silu gelu relu2 gelu_tanh}\n",
 }
+
+CHOOSING = {
+    "indexer": _EMBEDDING
+    + """
+position: {kind: rope, theta: 10000.0, interleaved: true}
+mixers:
+  few:
+    {kind: sparse_mla, num_heads: 2, q_lora_rank: 24, kv_lora_rank: 16, qk_nope_head_dim: 12, qk_rope_head_dim: 4,
+     v_head_dim: 12, indexer: {num_heads: 8, head_dim: 8, topk: 5}}
+  all: {extends: few, bias: true, output_gate: true, indexer: {num_heads: 2, head_dim: 4, topk: 64}}
+ffns:
+  mlp: {kind: swiglu, intermediate_size: 48}
+stack: {num_layers: 2, block: pre_norm, mixer: few all, ffn: mlp}
+""",
+}
+"""What half precision may choose otherwise, so that no bound of rounding holds for it."""

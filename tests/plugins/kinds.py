@@ -138,6 +138,7 @@ EXAMPLES: dict[str, Example] = {
     "position.sinusoidal": example(),
     "position.learned": example(),
     "position.alibi": example(),
+    "position.relative_bias": example(num_buckets=8, max_distance=16),
     "position.disentangled": Example(
         {"max_relative_positions": 6},
         {

@@ -113,8 +113,8 @@ def test_an_unknown_name_is_an_error_that_lists_what_there_is():
         check_kind("mixer.kdaa")
     with pytest.raises(PluginError, match=r"a kind is named as family\.name \(found 'kda'\)"):
         check_kind("kda")
-    with pytest.raises(PluginError, match="a spec has no place for the score thing"):
-        spec_text("score", "thing", {})
+    with pytest.raises(PluginError, match="a spec has no place for the exporter thing"):
+        spec_text("exporter", "thing", {})
 
 
 @pytest.mark.onnx

@@ -126,7 +126,9 @@ def _size_problems(graph: onnx.GraphProto) -> Iterator[str]:
         if not all(_dims(value)):
             yield f"{value.name} has no shape, or dimensions without a name or a number"
     inputs = {value.name: value for value in graph.input}
-    for name, tokens in ((name, tokens) for name, tokens in _TOKENS.items() if name in inputs):
+    # onnxruntime-genai's mask counts the tokens before the call too, and comes with positions.
+    counted = {**_TOKENS, "attention_mask": "total"} if "position_ids" in inputs else _TOKENS
+    for name, tokens in ((name, tokens) for name, tokens in counted.items() if name in inputs):
         if _dims(inputs[name]) != ["batch", tokens]:
             yield f"{name} is {_dims(inputs[name])}, not ['batch', '{tokens}']"
     for output in graph.output:
