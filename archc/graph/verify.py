@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from archc.errors import GraphError
-from archc.graph.graph import Graph, walk_scopes
+from archc.graph.graph import Graph
 from archc.ir.values import Body, Node, Param, State, Value
 
 
@@ -71,13 +71,24 @@ def _verify_known(where: str, values: tuple[Value, ...], known: set[Value]) -> N
 
 
 def _verify_names(graph: Graph) -> None:
-    owners: dict[str, int] = {}
-    for path, node in walk_scopes(graph.root, ""):
-        for param in node.params.values():
-            name = f"{path}.{param.name}" if path else param.name
-            if owners.setdefault(name, id(param)) != id(param):
-                raise GraphError(f"{graph.name}: two weights are called {name}")
+    owners: dict[str, Param] = {}
+    for name, param in _named(graph.root, {}):
+        if owners.setdefault(name, param) is not param:
+            raise GraphError(f"{graph.name}: two weights are called {name}")
     states = [name for name, _ in graph.root.states()]
     if len(set(states)) != len(states):
         doubled = {name for name in states if states.count(name) > 1}
         raise GraphError(f"{graph.name}: states written twice: {', '.join(sorted(doubled))}")
+
+
+def _named(body: Body, known: dict[Body, list[tuple[str, Param]]]) -> list[tuple[str, Param]]:
+    """(name below this body, weight) of everything in it; a body that many layers share is read once."""
+    found = known.get(body)
+    if found is None:
+        found = known[body] = []
+        for item in body.items:
+            if isinstance(item, Node):
+                found += [(param.name, param) for param in item.params.values()]
+            else:
+                found += [(f"{item.name}.{name}", param) for name, param in _named(item.body, known)]
+    return found

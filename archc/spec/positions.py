@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from archc import registry
 from archc.spec.faults import fault
 from archc.spec.kind import Kind
 from archc.spec.nodes import Path, is_mapping
@@ -88,6 +89,8 @@ def _class(value: Any, slot: Slot = _POSITION) -> type[Kind] | None:
     if value is None or isinstance(value, Kind):
         return None if value is None else type(value)
     try:
-        return slot.load(slot.name_in(value))
+        name = slot.name_in(value)
+        # Asked first, since an error that lists what there is would be made for nothing.
+        return slot.load(name) if registry.find(slot.family, name) is not None else None
     except PydanticCustomError:
         return None
