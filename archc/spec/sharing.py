@@ -9,6 +9,7 @@ from archc.spec.caches import Made, kind_of
 from archc.spec.faults import fault
 from archc.spec.near import listed, nearest
 from archc.spec.nodes import is_mapping
+from archc.spec.patterns import MAX_LAYERS
 from archc.spec.schedule import Found, LayerPlan, Names, check_stack, placed, plans
 from archc.spec.sections import DEFAULT_MASKS
 from archc.spec.slots import Slot
@@ -91,8 +92,10 @@ def _check_stack(section: str, stack: Mapping[str, Any], names: Names, readers: 
     for name in sorted(placed({"mixer": stack.get("cross")}) & set(readers)):
         message = f"{name} reads keys and values of its own text, not of an encoder"
         yield (section, "cross"), fault(message, code="sharing")
-    # What is wrong with the patterns is said elsewhere.
-    if not reading or not isinstance(stack.get("num_layers"), int) or any(check_stack(section, stack, names)):
+    # What is wrong with the patterns, or with the number of layers, is said elsewhere.
+    count = stack.get("num_layers")
+    countable = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MAX_LAYERS
+    if not reading or not countable or any(check_stack(section, stack, names)):
         return
     layers = plans(stack, names)
     found = owning_layers(layers, readers)
