@@ -205,12 +205,18 @@ class Body:
 
     def states(self) -> list[tuple[str, State]]:
         """(path relative to this body, state) of everything below, in order of execution."""
-        found: list[tuple[str, State]] = []
-        for item in self.items:
-            if isinstance(item, Node):
-                found += [(state.name, state) for state in item.states.values()]
-            else:
-                found += [(f"{item.name}.{path}", state) for path, state in item.body.states()]
+        return self._states({})
+
+    def _states(self, known: dict[Body, list[tuple[str, State]]]) -> list[tuple[str, State]]:
+        """The same; a body that many layers share is read once."""
+        found = known.get(self)
+        if found is None:
+            found = known[self] = []
+            for item in self.items:
+                if isinstance(item, Node):
+                    found += [(state.name, state) for state in item.states.values()]
+                else:
+                    found += [(f"{item.name}.{path}", state) for path, state in item.body._states(known)]
         return found
 
     def __repr__(self) -> str:
