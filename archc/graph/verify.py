@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from archc.errors import GraphError
 from archc.graph.graph import Graph
 from archc.ir.values import Body, Node, Param, State, Value
@@ -30,33 +32,35 @@ def _verify_body(body: Body) -> None:
     known = set(body.inputs)
     siblings: set[str] = set()
     for item in body.items:
-        where = f"{body.label}: {item}"
-        _verify_known(where, item.inputs, known)
+        if not known.issuperset(item.inputs):
+            raise _unknown(f"{body.label}: {item}", item.inputs, known)
         if isinstance(item, Node):
-            _verify_node(where, item)
+            _verify_node(body, item)
         else:
             for given, inner in ((item.inputs, item.body.inputs), (item.outputs, item.body.outputs)):
                 if [value.type.key() for value in given] != [value.type.key() for value in inner]:
-                    raise GraphError(f"{where}: values don't fit the body {item.body.label}")
+                    raise GraphError(f"{body.label}: {item}: values don't fit the body {item.body.label}")
         if item.name:
             if item.name in siblings:
-                raise GraphError(f"{where}: the name is used twice")
+                raise GraphError(f"{body.label}: {item}: the name is used twice")
             siblings.add(item.name)
         known.update(item.outputs)
-    _verify_known(f"{body.label}: outputs", tuple(body.outputs), known)
+    if not known.issuperset(body.outputs):
+        raise _unknown(f"{body.label}: outputs", body.outputs, known)
 
 
-def _verify_node(where: str, node: Node) -> None:
+def _verify_node(body: Body, node: Node) -> None:
     types = [value.type for value in node.inputs]
     inferred = [kind.key() for kind in node.op.infer(types)]
     if inferred != [value.type.key() for value in node.outputs]:
-        raise GraphError(f"{where}: outputs are {[v.type for v in node.outputs]}, the op says {inferred}")
+        shown = f"outputs are {[v.type for v in node.outputs]}, the op says {inferred}"
+        raise GraphError(f"{body.label}: {node}: {shown}")
     declared: dict[str, Param | State] = {**node.op.params(types), **node.op.states(types)}
     held: dict[str, Param | State] = {**node.params, **node.states}
     for role, want in declared.items():
         found = held.get(role)
         if found is None or _written(found) != _written(want, f"{node.name}."):
-            raise GraphError(f"{where}: {role} is {found}, the op says {want}")
+            raise GraphError(f"{body.label}: {node}: {role} is {found}, the op says {want}")
 
 
 def _written(owned: Param | State, prefix: str = "") -> list[object]:
@@ -64,10 +68,10 @@ def _written(owned: Param | State, prefix: str = "") -> list[object]:
     return [prefix + owned.name, *(getattr(owned, slot) for slot in owned.__slots__ if slot != "name")]
 
 
-def _verify_known(where: str, values: tuple[Value, ...], known: set[Value]) -> None:
-    for value in values:
-        if value not in known:
-            raise GraphError(f"{where}: {value} is used before it is made, or belongs to another body")
+def _unknown(where: str, values: Iterable[Value], known: set[Value]) -> GraphError:
+    """The error for the first of the values that is not known."""
+    value = next(value for value in values if value not in known)
+    return GraphError(f"{where}: {value} is used before it is made, or belongs to another body")
 
 
 def _verify_names(graph: Graph) -> None:
