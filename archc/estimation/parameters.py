@@ -22,6 +22,7 @@ class Parameters:
     untrainable: int = 0
     mtp: int = 0
     by_part: dict[Part, int] = field(default_factory=dict[Part, int])
+    active_by_part: dict[Part, int] = field(default_factory=dict[Part, int])
     by_layer: dict[str, int] = field(default_factory=dict[str, int])
     active_by_layer: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -45,10 +46,11 @@ class Parameters:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Weights:
-    """Bytes of the weights as stored, saved buffers included; ``mtp_bytes`` are apart."""
+    """Bytes of the weights as stored, saved buffers included; ``mtp_bytes`` are apart. ``by_part`` sums to ``bytes``."""
 
     bytes: int = 0
     mtp_bytes: int = 0
+    by_part: dict[Part, int] = field(default_factory=dict[Part, int])
     by_dtype: dict[str, int] = field(default_factory=dict[str, int])
 
     def to_json(self) -> dict[str, Any]:
@@ -67,6 +69,7 @@ def count_parameters(placement: Placement) -> Parameters:
         counts.total += elements
         counts.active += active
         counts.by_part[placed.part] = counts.by_part.get(placed.part, 0) + elements
+        counts.active_by_part[placed.part] = counts.active_by_part.get(placed.part, 0) + active
         counts.by_layer[placed.layer] = counts.by_layer.get(placed.layer, 0) + elements
         counts.active_by_layer[placed.layer] = counts.active_by_layer.get(placed.layer, 0) + active
         if placed.part[0] == "embedding":
@@ -81,6 +84,7 @@ def count_weight_bytes(placement: Placement, dtype: str) -> Weights:
         own = resolve_dtype(param.dtype, dtype)
         count_bytes = tensor_bytes(param.elements, own) * placed.count
         weights.bytes += count_bytes
+        weights.by_part[placed.part] = weights.by_part.get(placed.part, 0) + count_bytes
         weights.by_dtype[own] = weights.by_dtype.get(own, 0) + count_bytes
     return weights
 
