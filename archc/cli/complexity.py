@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import click
 
-from archc.cli.options import POSITIVE, Command, json_option, print_json, set_option, spec_argument
-
-_LENGTH = re.compile(r"(?P<count>[0-9]{1,13})(?P<unit>[kKmM]?)")
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
-
-
-def _lengths(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    found: list[int] = []
-    for text in value.split(","):
-        match = _LENGTH.fullmatch(text.strip())
-        if match is None:
-            raise click.BadParameter(f"{text.strip()!r} is no length; lengths are written as 4096,128k,1M")
-        found.append(POSITIVE.convert(int(match["count"]) * _UNITS[match["unit"].lower()], param, ctx))
-    return tuple(found)
+from archc.cli.options import LENGTHS, POSITIVE, Command, json_option, print_json, set_option, spec_argument
 
 
 @click.command("complexity", cls=Command)
@@ -29,7 +12,7 @@ def _lengths(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option(
     "--at",
     "lengths",
-    callback=_lengths,
+    type=LENGTHS,
     metavar="LENGTHS",
     help="Tokens at which costs are given, as in 4k,128k,1M (k = 1024, M = 1024 k). Default: these.",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from archc.cli.options import (
+    LENGTH,
     POSITIVE,
     Command,
     dtype_option,
@@ -22,7 +23,7 @@ from archc.cli.options import (
 @max_model_len_option
 @click.option(
     "--source-len",
-    type=POSITIVE,
+    type=LENGTH,
     metavar="TOKENS",
     help="Tokens given to the encoder that a decoder reads. Default: --max-model-len.",
 )

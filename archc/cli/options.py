@@ -10,12 +10,40 @@ from typing import Any, TypeVar
 import click
 
 from archc.errors import ArchcError, CheckFailedError, MissingExtraError, Problem, SpecError
-from archc.units import DTYPE_BITS, SHORT_DTYPES, dtype_name
+from archc.units import DTYPE_BITS, SHORT_DTYPES, dtype_name, parse_bytes, parse_count, parse_length
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 POSITIVE = click.IntRange(min=1, max=1 << 40)
 """A count from the command line: more than a machine holds, and few enough digits to print every product."""
+
+
+class Number(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]: no older click has any
+    """A whole number as a parser of ``archc.units`` reads it, several of them between commas where ``many``."""
+
+    def __init__(self, name: str, parse: Callable[[str], int], *, many: bool = False) -> None:
+        self.name, self.parse, self.many = name, parse, many
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return tuple(map(self.parse, value.split(","))) if self.many else self.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+LENGTH = Number("tokens", parse_length)
+"""Tokens: ``128k`` is 131,072, ``1M`` is 1,048,576."""
+
+LENGTHS = Number("lengths", parse_length, many=True)
+"""Tokens between commas, as in ``4k,128k,1M``."""
+
+BYTES = Number("bytes", parse_bytes)
+"""Bytes: ``2GB`` is 2 x 10^9, ``2GiB`` is 2^31."""
+
+COUNT = Number("count", parse_count)
+"""Parameters, tokens of a budget: ``7B`` is 7 x 10^9, ``15.6T`` is 15.6 x 10^12."""
 
 EXIT_CHECK_FAILED = 1
 EXIT_PROBLEMS = 2
@@ -155,7 +183,7 @@ def max_model_len_option(function: Function) -> Function:
     """--max-model-len in tokens."""
     return click.option(
         "--max-model-len",
-        type=POSITIVE,
+        type=LENGTH,
         metavar="TOKENS",
-        help="Length of a sequence. Default: the spec's max_position_embeddings, or 4096.",
+        help="Length of a sequence, as in 4096 or 128k (131,072). Default: the spec's max_position_embeddings, or 4096.",
     )(function)
