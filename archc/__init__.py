@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from archc.spec.load import load_spec, loads_spec
     from archc.torch_backend.build import build, cast, init, new_cache
     from archc.torch_backend.generate import generate
+    from archc.torch_backend.recompute import recompute
     from archc.torch_backend.step import Step, pad_right
     from archc.torch_backend.weights import load_weights, save_weights
 
@@ -33,6 +34,7 @@ __all__ = [
     "loads_spec",
     "new_cache",
     "pad_right",
+    "recompute",
     "save_weights",
 ]
 
@@ -50,6 +52,7 @@ _HOMES = {
     "loads_spec": "archc.spec.load",
     "new_cache": "archc.torch_backend.build",
     "pad_right": "archc.torch_backend.step",
+    "recompute": "archc.torch_backend.recompute",
     "save_weights": "archc.torch_backend.weights",
     "Step": "archc.torch_backend.step",
 }

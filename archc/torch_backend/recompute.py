@@ -1,0 +1,130 @@
+"""Activations that training forgets and computes again in backward: all of a layer's, or all but the results of its matrix work.
+
+A layer's class is replaced by a subclass whose forward goes through ``torch.utils.checkpoint``. That lies inside the module's hooks,
+so FSDP2 gathers and frees weights around it; names and state dicts stay; equal layers still share a class, hence a compiled graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from archc.errors import ArchcError
+from archc.graph.graph import LAYER
+from archc.spec.near import listed
+from archc.torch_backend.build import graph_of
+from archc.torch_backend.scopes import ScopeModule, scope_class
+
+Recompute = Literal["none", "selective", "full"]
+"""What backward computes again: nothing; all of a layer but its matrix products; all of a layer."""
+
+MODES: tuple[Recompute, ...] = get_args(Recompute)
+
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
+_classes: dict[tuple[type, str], type] = {}
+
+
+def recompute(model: nn.Module, mode: Recompute) -> nn.Module:
+    """Set what a model's layers compute again in backward, in place; the model comes back.
+
+    ``full`` keeps a layer's inputs only. ``selective`` keeps beside them the outputs of matrix work: products, fused attention and
+    archc's own operators (``keeps``). Values and gradients are those of ``none`` to the last bit. Nothing is forgotten where a
+    cache is used or no gradient is wanted. A later call replaces an earlier one, before or after ``fully_shard``.
+
+    Raises:
+        ArchcError: there is no such mode.
+    """
+    if mode not in MODES:
+        raise ArchcError(f"recompute: {mode!r} is unknown; known: {listed(MODES)}")
+    for call in graph_of(model).root.calls():
+        if LAYER.match(call.name):
+            layer = model.get_submodule(call.name)
+            layer.__class__ = _with_mode(type(layer), mode)
+    return model
+
+
+def keeps(target: Any) -> bool:
+    """Whether ``selective`` keeps what an operator (``torch.ops.….default``) returns."""
+    if target.namespace == "archc":
+        return True
+    name = target._schema.name.removeprefix("aten::")
+    return target.namespace == "aten" and (name in _PRODUCTS or _is_fused_attention(name))
+
+
+def _is_fused_attention(name: str) -> bool:
+    return name.startswith(("_scaled_dot_product", "scaled_dot_product")) and "attention" in name
+
+
+def _policy(context: Any, target: Any, *args: Any, **keywords: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if keeps(target) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_selective = partial(create_selective_checkpoint_contexts, _policy)
+
+
+class _Recomputing:
+    """Marks the classes that are made here. ``plain`` is the class below, ``mode`` what is computed again.
+
+    ``forward_once`` is the forward of ``plain``: torch.compile follows a method, and not one that is bound by hand.
+    """
+
+    plain: type[ScopeModule]
+    mode: Recompute
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _revive, (self.plain.__name__, self.plain.code, self.plain.imports, self.mode), self.__dict__
+
+
+def _revive(name: str, code: str, imports: dict[str, str], mode: Recompute) -> nn.Module:
+    cls = _with_mode(scope_class(name, code, imports), mode)
+    return cls.__new__(cls)
+
+
+def _with_mode(cls: type, mode: Recompute) -> type:
+    """The class of a layer for another mode; one that a wrapper (FSDP2) put on top stays there."""
+    if issubclass(cls, _Recomputing) and cls.__bases__[0] is _Recomputing:
+        return _with_mode(cls.plain, mode)
+    if "code" in cls.__dict__:
+        return cls if mode == "none" else _recomputing(cls, mode)
+    key = (cls, mode)
+    if key not in _classes:
+        bases = tuple(_with_mode(base, mode) if issubclass(base, ScopeModule) else base for base in cls.__bases__)
+        _classes[key] = cls if bases == cls.__bases__ else type(cls.__name__, bases, dict(cls.__dict__))
+    return _classes[key]
+
+
+def _recomputing(plain: type[ScopeModule], mode: Recompute) -> type:
+    """The subclass of a generated class that computes again, made once."""
+    key = (plain, mode)
+    if key not in _classes:
+        members = {
+            "forward": _forward(plain, mode),
+            "forward_once": plain.forward,
+            "plain": plain,
+            "mode": mode,
+            "__module__": plain.__module__,
+            "__qualname__": plain.__qualname__,
+        }
+        _classes[key] = type(plain.__name__, (_Recomputing, plain), members)
+    return _classes[key]
+
+
+def _forward(plain: type[ScopeModule], mode: Recompute) -> Callable[..., Any]:
+    inner: Callable[..., Any] = plain.forward
+    names = list(inspect.signature(inner).parameters)[1:]
+    states = names.index("step") + 1 if "step" in names else len(names)
+    keywords = {"context_fn": _selective} if mode == "selective" else {}
+
+    def forward(self: Any, *args: Any) -> Any:
+        has_cache = any(state is not None for state in args[states:])
+        if has_cache or not torch.is_grad_enabled():
+            return inner(self, *args)
+        return checkpoint(self.forward_once, *args, use_reentrant=False, **keywords)
+
+    return forward
