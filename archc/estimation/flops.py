@@ -29,6 +29,16 @@ class Flops:
     numbers: dict[str, int]
     by_part: dict[Part, dict[str, int]]
     by_layer: dict[str, dict[str, int]]
+    part_sums: dict[Part, FlopsSums]
+    layer_sums: dict[str, FlopsSums]
+
+    def formulas_by_part(self) -> dict[Part, dict[str, Dim]]:
+        """``formulas`` of each part, needed pairs; made when they are asked for."""
+        return {part: sums.formulas() for part, sums in self.part_sums.items()}
+
+    def formulas_by_layer(self) -> dict[str, dict[str, Dim]]:
+        """``formulas`` of the layers of each kind, needed pairs; what stands outside the layers has an empty name."""
+        return {layer: sums.formulas() for layer, sums in self.layer_sums.items()}
 
     def to_json(self) -> dict[str, Any]:
         """The numbers, then ``formula`` as texts and ``by_part`` (needed pairs)."""
@@ -40,7 +50,7 @@ class Flops:
         }
 
 
-class _Sums:
+class FlopsSums:
     """Forward polynomials of a set of nodes, by form, apart for what comes after the last layer."""
 
     __slots__ = ("decodes", "layers", "readout")
@@ -93,10 +103,10 @@ def count_flops(placement: Placement, *, batch_size: int, max_model_len: int, so
     sizes = {"batch": batch_size, "length": max_model_len, "source": source_len}
     formulas: dict[str, Dim] = {}
     numbers: dict[str, int] = {}
-    parts: dict[Part, _Sums] = {}
-    layers: dict[str, _Sums] = {}
+    parts: dict[Part, FlopsSums] = {}
+    layers: dict[str, FlopsSums] = {}
     for pairs in PAIRS:
-        total = _Sums(decodes=decodes)
+        total = FlopsSums(decodes=decodes)
         for placed in placement.nodes:
             types = [value.type for value in placed.node.inputs]
             for form in FORMS:
@@ -106,8 +116,8 @@ def count_flops(placement: Placement, *, batch_size: int, max_model_len: int, so
                 flops = flops * placed.count
                 total.add(placed, form, flops)
                 if pairs == "needed":
-                    parts.setdefault(placed.part, _Sums(decodes=decodes)).add(placed, form, flops)
-                    layers.setdefault(placed.layer, _Sums(decodes=decodes)).add(placed, form, flops)
+                    parts.setdefault(placed.part, FlopsSums(decodes=decodes)).add(placed, form, flops)
+                    layers.setdefault(placed.layer, FlopsSums(decodes=decodes)).add(placed, form, flops)
         suffix = "" if pairs == "needed" else "_dense"
         formulas.update({f"{name}{suffix}": formula for name, formula in total.formulas().items()})
         found = total.numbers(**sizes)
@@ -117,4 +127,6 @@ def count_flops(placement: Placement, *, batch_size: int, max_model_len: int, so
         numbers,
         {part: sums.numbers(**sizes) for part, sums in parts.items()},
         {layer: sums.numbers(**sizes) for layer, sums in layers.items()},
+        parts,
+        layers,
     )
