@@ -1,7 +1,8 @@
-"""Activations that training forgets and computes again in backward: all of a layer's, or all but the results of its matrix work.
+"""Activations that training forgets and computes again in backward: all of a layer's, or all but the results of its products.
 
-A layer's class is replaced by a subclass whose forward goes through ``torch.utils.checkpoint``. That lies inside the module's hooks,
-so FSDP2 gathers and frees weights around it; names and state dicts stay; equal layers still share a class, hence a compiled graph.
+A layer's class is replaced by a subclass whose forward goes through ``torch.utils.checkpoint``. That lies inside the module's
+hooks, so FSDP2 gathers and frees weights around it; names and state dicts stay; equal layers still share a class, hence a
+compiled graph.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ Recompute = Literal["none", "selective", "full"]
 MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
-_classes: dict[tuple[type, str], type] = {}
+_classes: dict[tuple[type[Any], str], type[Any]] = {}
 
 
 def recompute(model: nn.Module, mode: Recompute) -> nn.Module:
     """Set what a model's layers compute again in backward, in place; the model comes back.
 
-    ``full`` keeps a layer's inputs only. ``selective`` keeps beside them the outputs of matrix work: products, fused attention and
-    archc's own operators (``keeps``). Values and gradients are those of ``none`` to the last bit. Nothing is forgotten where a
-    cache is used or no gradient is wanted. A later call replaces an earlier one, before or after ``fully_shard``.
+    ``full`` keeps a layer's inputs only. ``selective`` keeps beside them the outputs of matrix work: products, fused
+    attention and archc's own operators (``keeps``). Values and gradients are those of ``none`` to the last bit. Nothing is
+    forgotten where a cache is used or no gradient is wanted. A later call replaces an earlier one, before or after
+    ``fully_shard``.
 
     Raises:
         ArchcError: there is no such mode.
@@ -83,14 +85,14 @@ class _Recomputing:
 
 def _revive(name: str, code: str, imports: dict[str, str], mode: Recompute) -> nn.Module:
     cls = _with_mode(scope_class(name, code, imports), mode)
-    return cls.__new__(cls)
+    return object.__new__(cls)
 
 
-def _with_mode(cls: type, mode: Recompute) -> type:
+def _with_mode(cls: type[Any], mode: Recompute) -> type[Any]:
     """The class of a layer for another mode; one that a wrapper (FSDP2) put on top stays there."""
-    if issubclass(cls, _Recomputing) and cls.__bases__[0] is _Recomputing:
+    if issubclass(cls, _Recomputing) and "plain" in cls.__dict__:
         return _with_mode(cls.plain, mode)
-    if "code" in cls.__dict__:
+    if issubclass(cls, ScopeModule) and "code" in cls.__dict__:
         return cls if mode == "none" else _recomputing(cls, mode)
     key = (cls, mode)
     if key not in _classes:
@@ -99,7 +101,7 @@ def _with_mode(cls: type, mode: Recompute) -> type:
     return _classes[key]
 
 
-def _recomputing(plain: type[ScopeModule], mode: Recompute) -> type:
+def _recomputing(plain: type[ScopeModule], mode: Recompute) -> type[Any]:
     """The subclass of a generated class that computes again, made once."""
     key = (plain, mode)
     if key not in _classes:
@@ -119,7 +121,7 @@ def _forward(plain: type[ScopeModule], mode: Recompute) -> Callable[..., Any]:
     inner: Callable[..., Any] = plain.forward
     names = list(inspect.signature(inner).parameters)[1:]
     states = names.index("step") + 1 if "step" in names else len(names)
-    keywords = {"context_fn": _selective} if mode == "selective" else {}
+    keywords: dict[str, Any] = {"context_fn": _selective} if mode == "selective" else {}
 
     def forward(self: Any, *args: Any) -> Any:
         has_cache = any(state is not None for state in args[states:])

@@ -88,8 +88,8 @@ def test_each_mode_keeps_less_than_the_one_before():
 
 
 def test_full_keeps_a_layers_input_and_what_layers_share():
-    """Of a layer: its input (batch x seq x width); shared: two rotation tables; behind: input of norm and head, the norm's number a row."""
-    layers, batch, seq, width, head_dim = 5, 2, 32, 32, 16
+    """What layers share, the rotation tables, is kept once however many there are."""
+    layers, batch, seq, width = 5, 2, 32, 32
     spec = small_spec(layers=layers)
     model = archc.recompute(lively(spec), "full")
     fewer = archc.recompute(lively(small_spec(layers=layers - 2)), "full")
