@@ -39,7 +39,9 @@ HUES = (
 """Fill and edge on a light page, fill and edge on a dark one, of each kind in turn."""
 
 
-def _colours(page: dict[str, str], hues: Sequence[tuple[str, str]]) -> str:
+def style(*, is_dark: bool, scope: str = "") -> str:
+    """The colours of a light or a dark screen as CSS; ``scope`` is a selector of what they hold for."""
+    page, at = (_DARK, 2) if is_dark else (_LIGHT, 0)
     rules = [
         f".page{{fill:{page['page']}}}",
         f"text{{fill:{page['text']}}}",
@@ -49,19 +51,32 @@ def _colours(page: dict[str, str], hues: Sequence[tuple[str, str]]) -> str:
         f".box{{fill:{page['box']};stroke:{page['edge']}}}",
         f".frame{{stroke:{page['edge']}}}",
     ]
-    for number, (fill, edge) in enumerate(hues):
+    for number, hue in enumerate(HUES):
+        fill, edge = hue[at : at + 2]
         rules += [f".hue{number}{{fill:{fill};stroke:{edge}}}", f".bar{number}{{fill:{edge}}}"]
-    return "".join(rules)
+    return _scoped(rules, scope)
 
 
-STYLE = (
-    f"text{{font-family:{FONTS}}}.mono{{font-family:{MONO}}}.strong{{font-weight:600}}"
-    ".wire,.frame{fill:none}.frame{stroke-dasharray:4 3}"
-    + _colours(_LIGHT, [hue[:2] for hue in HUES])
-    + "@media (prefers-color-scheme: dark){"
-    + _colours(_DARK, [hue[2:] for hue in HUES])
-    + "}"
-)
+def forms(scope: str = "") -> str:
+    """Fonts and lines as CSS, the same on every screen; ``scope`` is a selector of what they hold for."""
+    rules = [
+        f"text{{font-family:{FONTS}}}",
+        f".mono{{font-family:{MONO}}}",
+        ".strong{font-weight:600}",
+        ".wire,.frame{fill:none}",
+        ".frame{stroke-dasharray:4 3}",
+    ]
+    return _scoped(rules, scope)
+
+
+def _scoped(rules: Sequence[str], scope: str) -> str:
+    if not scope:
+        return "".join(rules)
+    parts = (rule.partition("{") for rule in rules)
+    return "".join(f"{','.join(f'{scope} {one}' for one in names.split(','))}{{{body}" for names, _, body in parts)
+
+
+STYLE = forms() + style(is_dark=False) + "@media (prefers-color-scheme: dark){" + style(is_dark=True) + "}"
 
 
 class Canvas:
