@@ -137,9 +137,25 @@ class State:
         token_dim: int | None = None,
         reserved: int = 0,
     ) -> None:
-        self.name, self.used, self.allocated, self.growth, self.role = name, used, allocated, growth, role
+        self.name, self.used, self.allocated = name, used, allocated
+        self.growth: Growth = growth
+        self.role: Role = role
         self.dtype, self.token_dim, self.reserved = dtype, token_dim, reserved
         self.axes = axes if axes is not None else (None,) * len(used)
+
+    def with_shapes(self, used: tuple[Dim, ...], allocated: tuple[Dim, ...]) -> State:
+        """The same state in other shapes."""
+        return State(
+            self.name,
+            used,
+            allocated,
+            growth=self.growth,
+            role=self.role,
+            dtype=self.dtype,
+            axes=self.axes,
+            token_dim=self.token_dim,
+            reserved=self.reserved,
+        )
 
     def __repr__(self) -> str:
         return f"{self.name}[{', '.join(str(d) for d in self.used)}] {self.growth}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
@@ -108,6 +108,10 @@ class LinearAttention(Op):
             )
         return (v.with_width(v.width, "heads"),)
 
+    def units(self, inputs: Sequence[TensorType]) -> dict[str, int]:
+        """A head of keys stays with the heads of values that it serves."""
+        return {"heads": self.num_key_heads}
+
     def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
         shape = (BATCH, self.num_heads, self.key_dim, self.value_dim)
         axes = (None, "heads", None, None)
@@ -208,6 +212,13 @@ class CausalConv(Op):
                 axes=(None, None, inputs[0].axis),
             )
         }
+
+    def cut_state(
+        self, role: str, state: State, cut: Callable[[int, str | None], int], inputs: Sequence[TensorType]
+    ) -> State:
+        """The streams side by side, each cut along its own axis."""
+        shape = (BATCH, self.kernel - 1, sum(cut(kind.width, kind.axis) for kind in inputs))
+        return state.with_shapes(shape, shape)
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return BATCH * SEQ * (2 * self.kernel * sum(kind.width for kind in inputs))

@@ -47,6 +47,10 @@ class StateSpace(Op):
             for name, init in inits.items()
         }
 
+    def units(self, inputs: Sequence[TensorType]) -> dict[str, int]:
+        """Heads, and groups of B and C, whose projections are the kv_heads."""
+        return {"heads": self.num_heads, "kv_heads": self.n_groups}
+
     def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
         shape = (BATCH, self.num_heads, self.state_size, self.head_dim)
         axes = (None, "heads", None, None)
