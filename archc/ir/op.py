@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 from archc.ir.size import Dim, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, State, TensorType
 
 Form = Literal["many", "few"]
@@ -90,9 +91,36 @@ class Op:
         """Weights that a model has and that can't change what it computes: kept because published files hold them."""
         return ()
 
+    def units(self, inputs: Sequence[TensorType]) -> dict[str, int]:
+        """Logical axis -> equal pieces along it that must stay whole when it is cut over ranks.
+
+        By default those that fields of the usual names count: ``num_heads`` of heads and ``num_kv_heads`` of kv_heads.
+        """
+        fields = (("heads", "num_heads"), ("kv_heads", "num_kv_heads"))
+        return {axis: getattr(self, name) for axis, name in fields if name in self._names()}
+
+    def cut_state(
+        self, role: str, state: State, cut: Callable[[int, str | None], int], inputs: Sequence[TensorType]
+    ) -> State:
+        """The piece of a state that one rank keeps; ``cut`` gives the local size of a dimension from its size and axis."""
+
+        def local(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+            return tuple(
+                cut(dim, axis) if isinstance(dim, int) else dim for dim, axis in zip(shape, state.axes, strict=True)
+            )
+
+        return state.with_shapes(local(state.used), local(state.allocated))
+
     def active_elements(self, role: str, param: Param) -> int:
         """Elements of a weight that one token uses."""
         return param.elements
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Sequence[Held] | Held | None:
+        """The torch lowering replayed on a tape of one training forward, so that it knows what backward keeps; the outputs.
+
+        ``weights`` are by role, as ``params`` names them. None: this op can't say, and a report names it as left out.
+        """
+        return None
 
     def read_elements(self, role: str, state: State) -> Dim:
         """Elements of a state that a decode step reads; fewer than are used where it reads chosen rows only."""

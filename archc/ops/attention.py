@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, CAPACITY, PAST, SEQ, TOTAL, Dim, ceil_div, minimum
+from archc.ir.tape import Held, Tape
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
+from archc.ops.softmax import attend, to_heads
 
 
 def causal_pairs_twice(
@@ -131,6 +133,17 @@ class Attention(Op):
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         twice = causal_pairs_twice(pairs, form, window=self.window, chunk=self.chunk, sink_tokens=self.sink_tokens)
         return BATCH * twice * (self.num_heads * (self.key_dim + self.value_dim))
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held | tuple[Held, ...] | None:
+        q, k, v = (
+            to_heads(tape, x, dim) for x, dim in zip(inputs, (self.key_dim, self.key_dim, self.value_dim), strict=False)
+        )
+        reach, seq = self.ring_rows(), q.shape[2]
+        if self.has_bias or self.has_prefix or self.slopes or self.shares:
+            return None
+        if reach is not None and tape.number(seq) > reach:
+            return None
+        return attend(tape, q, k, v, causal=True, sinks=weights.get("sinks"), soft_cap=self.soft_cap)
 
 
 @op

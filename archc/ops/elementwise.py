@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Op, op
+from archc.ir.tape import Held, Tape
 from archc.ir.values import TensorType
 
 ACTIVATIONS = ("silu", "sigmoid", "gelu", "gelu_tanh", "relu", "relu2", "tanh", "softplus", "elu_plus_one")
@@ -27,6 +28,28 @@ def _same(inputs: Sequence[TensorType], what: str) -> TensorType:
     return wide
 
 
+def _wide_first(inputs: Sequence[Held]) -> tuple[Held, Held]:
+    left, right = inputs
+    return (left, right) if len(left.shape) >= len(right.shape) and left.width >= right.width else (right, left)
+
+
+def activated(tape: Tape, function: str, x: Held) -> Held:
+    """One of ``ACTIVATIONS`` on a tape, as the torch lowering runs it."""
+    match function:
+        case "sigmoid" | "tanh" | "relu":
+            return tape.of_output(x)
+        case "relu2":
+            return tape.of_input(tape.of_output(x))
+        case "elu_plus_one":
+            return tape.add(tape.of_output(x), tape.of_output(tape.of_input(x)))
+        case _:
+            return tape.of_input(x)
+
+
+def _soft_capped(tape: Tape, x: Held) -> Held:
+    return tape.scaled(tape.of_output(tape.scaled(x)))
+
+
 @op
 class Add(Op):
     """Sum of two values of one shape and one axis."""
@@ -35,6 +58,9 @@ class Add(Op):
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (_same(inputs, "add"),)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.add(*_wide_first(inputs))
 
 
 @op
@@ -46,6 +72,9 @@ class Mul(Op):
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (_same(inputs, "mul"),)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.mul(*_wide_first(inputs))
+
 
 @op
 class Scale(Op):
@@ -56,6 +85,9 @@ class Scale(Op):
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (inputs[0],)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.scaled(inputs[0])
 
 
 @op
@@ -69,6 +101,9 @@ class Activation(Op):
         if self.function not in ACTIVATIONS:
             raise GraphError(f"activation {self.function!r} is unknown; known: {', '.join(ACTIVATIONS)}")
         return (inputs[0],)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return activated(tape, self.function, inputs[0])
 
 
 @op
@@ -97,6 +132,19 @@ class GatedActivation(Op):
             raise GraphError(f"gated_activation: {self.function!r} with alpha {self.alpha} is not defined")
         return (_same(inputs, "gated_activation"),)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        gate, up = inputs
+        if self.beta is not None:
+            up = up if self.linear_beta is None else _soft_capped(tape, up)
+            return tape.mul(tape.mul(_soft_capped(tape, gate), tape.of_output(gate)), up)
+        if self.limit is not None:
+            gate, up = tape.of_input(gate), tape.of_input(up)
+        if self.up_offset:
+            up = tape.scaled(up)
+        if self.alpha != 1.0:
+            return tape.mul(tape.mul(gate, tape.of_output(tape.scaled(gate))), up)
+        return tape.mul(activated(tape, self.function, gate), up)
+
 
 @op
 class SoftCap(Op):
@@ -107,6 +155,9 @@ class SoftCap(Op):
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (inputs[0],)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return _soft_capped(tape, inputs[0])
 
 
 @op
@@ -119,6 +170,9 @@ class Cast(Op):
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (TensorType(inputs[0].shape, self.dtype, inputs[0].axis),)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.cast(inputs[0], self.dtype)
+
 
 @op
 class Constant(Op):
@@ -130,6 +184,9 @@ class Constant(Op):
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (TensorType((len(self.values),), "float32", self.axis),)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.new((len(self.values),), "float32", axis=self.axis)
 
 
 @op
@@ -144,6 +201,9 @@ class Split(Op):
             raise GraphError(f"split: {self.sizes} don't add up to {inputs[0].width}")
         return tuple(inputs[0].with_width(size, inputs[0].axis) for size in self.sizes)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> tuple[Held, ...]:
+        return tuple(tape.view(inputs[0], (*inputs[0].shape[:-1], size)) for size in self.sizes)
+
 
 @op
 class Concat(Op):
@@ -157,3 +217,6 @@ class Concat(Op):
         if any(item.axis != inputs[0].axis or item.dtype != inputs[0].dtype for item in inputs):
             raise GraphError(f"concat: axes or dtypes differ: {', '.join(str(item) for item in inputs)}")
         return (inputs[0].with_width(sum(item.width for item in inputs), inputs[0].axis),)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.cat(inputs, (*inputs[0].shape[:-1], sum(item.width for item in inputs)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import MODEL_DTYPE, Param, TensorType
 
 
@@ -36,6 +37,9 @@ class Linear(Op):
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return product(inputs[0].shape) * (2 * self.width)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.linear(inputs[0], weights["weight"], axis=self.axis)
+
 
 @op
 class Embedding(Op):
@@ -53,3 +57,6 @@ class Embedding(Op):
         if self.tied:
             return {}
         return {"weight": Param("weight", (self.num_embeddings, self.width), axes=("vocab", None))}
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.take(weights["weight"], inputs[0], (*inputs[0].shape, self.width))

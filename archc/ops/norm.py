@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Op, op
+from archc.ir.size import product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
 
 
@@ -14,6 +16,15 @@ def _check_heads(op: str, kind: TensorType, head_dim: int | None) -> int:
     if kind.width % dim:
         raise GraphError(f"{op}: width {kind.width} is no multiple of head_dim {dim}")
     return dim
+
+
+def rms(tape: Tape, x: Held, weight: Held | None, head_dim: int | None) -> Held:
+    """RMS norm of x, or of each head of it, on a tape: in float32, and back."""
+    rows = product(x.shape[:-1]) * (x.width // (head_dim or x.width))
+    if x.dtype in ("float32", "float64"):
+        return tape.rms_norm(x, weight, rows)
+    y = tape.cast(tape.rms_norm(tape.cast(x, "float32"), None, rows), x.dtype)
+    return y if weight is None else tape.mul(y, weight)
 
 
 @op
@@ -36,6 +47,12 @@ class RMSNorm(Op):
         axis = None if self.head_dim else inputs[0].axis
         init = "ones" if self.weight_offset == 0.0 else "zeros"
         return {"weight": Param("weight", (self.head_dim or inputs[0].width,), axes=(axis,), init=init)}
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        weight = weights.get("weight")
+        if weight is not None and self.weight_offset != 0.0:
+            weight = tape.scaled(weight)
+        return rms(tape, inputs[0], weight, self.head_dim)
 
 
 @op

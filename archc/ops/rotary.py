@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from archc.errors import GraphError
 from archc.ir.op import Op, op
+from archc.ir.tape import Held, Tape
 from archc.ir.values import TensorType
 
 
@@ -37,6 +38,10 @@ class RopeTable(Op):
         kind = TensorType((*inputs[0].shape, len(self.frequencies)), "float32")
         return (kind, kind)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> tuple[Held, ...]:
+        shape = (*inputs[0].shape, len(self.frequencies))
+        return tape.new(shape, "float32"), tape.new(shape, "float32")
+
 
 @op
 class Rotary(Op):
@@ -58,6 +63,13 @@ class Rotary(Op):
         if x.width % self.head_dim or self.offset + self.dim > self.head_dim or 2 * cos.width != self.dim:
             raise GraphError(f"rotary: {self} doesn't fit {x} and a table of {cos.width} frequencies")
         return (x,)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x = inputs[0]
+        cos, sin = (tape.cast(table, x.dtype) for table in inputs[1:])
+        half = tape.view(x, (*x.shape[:-1], x.width // self.head_dim * self.dim // 2))
+        turned = [tape.add(tape.mul(half, cos), tape.mul(half, sin)) for _ in range(2)]
+        return tape.cat(turned, x.shape)
 
 
 @op
