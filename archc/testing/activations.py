@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -62,13 +63,10 @@ def kept_bytes(model: nn.Module, given: Given, mode: Recompute = "none") -> int:
 
         return plain(function, *args, **keywords, **({} if make is None else {"context_fn": contexts}))
 
-    setattr(home, "checkpoint", watched)
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(keeper.keep, lambda tensor: tensor):
-            outputs = given.run(model)
-    finally:
-        setattr(home, "checkpoint", plain)
-        home.recompute(model, "none")
+    hooks = torch.autograd.graph.saved_tensors_hooks(keeper.keep, lambda tensor: tensor)
+    with patch.object(home, "checkpoint", watched), hooks:
+        outputs = given.run(model)
+    home.recompute(model, "none")
     for storage in storages:
         for kept in tree_leaves(list(storage.values())):
             value = getattr(kept, "val", kept)
