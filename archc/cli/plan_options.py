@@ -1,0 +1,44 @@
+"""Options of commands that plan: on what hardware, and over how many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from archc.planning.parallel import Parallel
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+RANKS = click.IntRange(min=1, max=1 << 20)
+
+_SPLITS = {
+    "tp": "Ranks that share heads, feed-forward channels and the vocabulary.",
+    "pp": "Stages of consecutive layers.",
+    "ep": "Ranks that share experts; they are among the tp x dp x cp ranks of a stage.",
+    "dp": "Copies of the model, each with sequences of its own.",
+    "cp": "Ranks that share the tokens of a sequence.",
+}
+
+
+def gpu_option(function: Function) -> Function:
+    """--gpu, a device of the catalogue."""
+    return click.option("--gpu", metavar="NAME", help="Device of the catalogue: h200, a100-80gb, …")(function)
+
+
+def split_options(function: Function) -> Function:
+    """--gpus, --tp, --pp, --ep, --dp, --cp; the command gets each as a number or None."""
+    for name, text in reversed(_SPLITS.items()):
+        function = click.option(f"--{name}", type=RANKS, metavar="N", help=f"{text} Default: 1.")(function)
+    text = "Devices. Without --tp and --pp they are shared by tp as far as the model can be cut, then by pp."
+    return click.option("--gpus", type=RANKS, metavar="N", help=text)(function)
+
+
+def parallel_of(values: dict[str, int | None]) -> Parallel | None:
+    """The split that is stated, None where nothing is; ``values`` has the options of ``split_options`` by name."""
+    from archc.planning.parallel import Parallel
+
+    stated = {name: size for name in _SPLITS if (size := values[name]) is not None}
+    return Parallel(**stated) if stated else None
