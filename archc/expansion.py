@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from typing import cast as typing_cast
 
@@ -21,13 +21,15 @@ from archc.spec.schema import LayerPlan, Spec, Stack
 from archc.spec.sharing import owning_layers
 
 
-def expand(spec: Spec) -> Graph:
+def expand(spec: Spec, *, builder: Callable[..., Builder] = Builder) -> Graph:
     """The graph of a spec: sizes symbolic, weights and states declared, nothing allocated.
+
+    ``builder`` makes what the kinds are traced with, ``mtp`` left out: one that also watches what they ask for.
 
     Raises:
         GraphError: a kind builds something illegal; the message names the scope and the op.
     """
-    g = Builder(max_position_embeddings=spec.max_position_embeddings, has_tokens=False)
+    g = builder(max_position_embeddings=spec.max_position_embeddings, has_tokens=False)
     stacks = [_Surroundings(spec, section, stack) for section, stack in spec.stacks().items()]
     last = stacks[-1]
     # The stack that the head reads owns the plain names, so that a decoder is called like any other.

@@ -94,13 +94,41 @@ def _file(path: str) -> str:
     )
 
 
+def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Node, str]:
+    """A spec's tree before siblings are merged and anything is judged, and its file: what many variants start from.
+
+    Raises:
+        SpecError: it can't be read, or an override is none.
+    """
+    file = _file(os.fspath(path))
+    root, problems = read_file(file, file)
+    tree = _laid_over(root, file, problems, overrides)
+    if problems:
+        raise SpecError(_readable(problems, file), file)
+    return tree, file
+
+
 def _load(root: Node, file: str, problems: list[Problem], overrides: Sequence[str]) -> Loaded:
+    return judged(_laid_over(root, file, problems, overrides), file, problems)
+
+
+def _laid_over(root: Node, file: str, problems: list[Problem], overrides: Sequence[str]) -> Node:
     try:
         tree = with_parents(root, file, problems)
     except SpecError as error:
         raise SpecError(_readable(list(error.problems), file), file) from None
     for override in overrides:
         tree = _overridden(tree, override, problems)
+    return tree
+
+
+def judged(tree: Node, file: str, problems: list[Problem] | None = None) -> Loaded:
+    """The spec of a tree as ``read_tree`` gives it; ``problems`` are those that were found before.
+
+    Raises:
+        SpecError: with all problems that can be judged in one run.
+    """
+    problems = [] if problems is None else problems
     siblings = merge_siblings(tree, problems)
     tree = siblings.root
     data = tree.plain()
