@@ -1,0 +1,121 @@
+"""The models of a comparison: specs, graphs, files or shipped names, each under a label of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TypeVar
+
+from archc.errors import ArchcError, Problem, SpecError
+from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS, Estimate, estimate
+from archc.expansion import expand
+from archc.graph.graph import Graph
+from archc.spec.load import load_spec
+from archc.spec.schema import Spec
+
+Source = Spec | Graph | str | PathLike[str]
+"""What an estimate takes: a spec, a graph, a file or a shipped name."""
+
+
+Loaded = TypeVar("Loaded")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What every model of a comparison is estimated with; None is the spec's own. Lengths are in tokens."""
+
+    batch_size: int = 1
+    source_len: int | None = None
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    block_size: int | None = None
+
+    def to_json(self) -> dict[str, int | str | None]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Model:
+    """A traced model under the name that tells it from the others."""
+
+    label: str
+    graph: Graph
+
+    def estimate(self, length: int, options: Options) -> Estimate:
+        """Its costs at a length in tokens.
+
+        Raises:
+            ArchcError: an option is none for this model.
+        """
+        # An option about encoders is for those that have one: a comparison may have both.
+        source_len = options.source_len if self.graph.reads_encoder else None
+        return estimate(
+            self.graph,
+            batch_size=options.batch_size,
+            max_model_len=length,
+            source_len=source_len,
+            dtype=options.dtype,
+            kv_cache_dtype=options.kv_cache_dtype,
+            block_size=options.block_size,
+        )
+
+
+def open_model(source: Source, overrides: Sequence[str] = (), label: str = "") -> Model:
+    """A model by what it is given as; ``overrides`` are ``path=value`` on a file or a shipped name.
+
+    Raises:
+        ArchcError: the spec has problems, or there are overrides of what is no file.
+    """
+    if isinstance(source, Spec | Graph):
+        if overrides:
+            raise ArchcError(f"{source.name}: only a file or a shipped name can be overridden")
+        graph = source if isinstance(source, Graph) else expand(source)
+    else:
+        graph = expand(load_spec(Path(source), overrides))
+    return Model(label or graph.name, graph)
+
+
+def all_loaded(loads: Iterable[Callable[[], Loaded]]) -> list[Loaded]:
+    """What each load gives.
+
+    Raises:
+        SpecError: with the problems of all specs that have some.
+    """
+    found: list[Loaded] = []
+    problems: list[Problem] = []
+    for load in loads:
+        try:
+            found.append(load())
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(list(dict.fromkeys(problems)))
+    return found
+
+
+def open_models(sources: Sequence[Source], overrides: Sequence[str] = ()) -> list[Model]:
+    """Several models, labelled by their names; equal names are numbered.
+
+    Raises:
+        ArchcError: there is none, or a spec has problems.
+    """
+    if isinstance(sources, str | PathLike | Spec | Graph):
+        sources = [sources]
+    if not sources:
+        raise ArchcError("there is no spec to compare")
+    models = all_loaded(partial(open_model, source, overrides) for source in sources)
+    seen: dict[str, int] = {}
+    for model in models:
+        seen[model.label] = count = seen.get(model.label, 0) + 1
+        if count > 1:
+            model.label = f"{model.label} ({count})"
+    return models
+
+
+def common_length(models: Sequence[Model]) -> int:
+    """Tokens that all models are made for: the least of their context lengths, where some state one."""
+    stated = [model.graph.max_position_embeddings for model in models]
+    return min((length for length in stated if length is not None), default=DEFAULT_LENGTH_TOKENS)
