@@ -152,16 +152,17 @@ def measure_cache(graph: Graph, placement: Placement, options: CacheOptions) -> 
             if placed.layer:
                 rows.append(layers[placed.layer])
             for kind in rows:
-                _add(kind, graph, placed, state, options, kinds[part].block_size_tokens)
-            formula = formula + _bytes_formula(state, DTYPE_BITS[options.state_dtype(state)]) * placed.count
+                add_state(kind, graph, placed, state, options, kinds[part].block_size_tokens)
+            formula = formula + bytes_formula(state, DTYPE_BITS[options.state_dtype(state)]) * placed.count
     simple = simplify(formula)
     text = str(simple if isinstance(simple, int) else simple.substitute({"past": TOKENS - SEQ}))
     return Cache(list(kinds.values()), layers, text, graph.capacity(options.max_model_len))
 
 
-def _add(
+def add_state(
     kind: CacheKind, graph: Graph, placed: Placed, state: State, options: CacheOptions, block_size_tokens: int
 ) -> None:
+    """Add one state of the layers that hold it to a row."""
     dtype, count = options.state_dtype(state), placed.count
     name = placed.node.op.op_name
     if name not in kind.ops:
@@ -206,6 +207,7 @@ def _paged_elements(state: State, env: dict[str, int], block_size_tokens: int) -
     return evaluate(product(shape), env)
 
 
-def _bytes_formula(state: State, bits: int) -> Dim:
+def bytes_formula(state: State, bits: int) -> Dim:
+    """Bytes that are used, symbolic."""
     elements = product(state.used)
     return elements * (bits // 8) if bits % 8 == 0 else ceil_div(elements * bits, 8)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archc.errors import ArchcError
 from archc.estimation.cache import Cache, CacheOptions, measure_cache
 from archc.estimation.conventions import CONVENTIONS
 from archc.estimation.flops import Flops, count_flops
 from archc.estimation.parameters import Parameters, Weights, count_parameters, count_weight_bytes
-from archc.estimation.placed import place
+from archc.estimation.placed import Placement, place
 from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.spec.load import load_spec
 from archc.spec.schema import Spec
 from archc.units import DTYPE_BITS, dtype_name
+
+if TYPE_CHECKING:
+    from archc.estimation.quantities import Quantity
 
 DEFAULT_LENGTH_TOKENS = 4096
 """Length of an estimate when neither the caller nor the spec states one."""
@@ -26,6 +29,8 @@ DEFAULT_LENGTH_TOKENS = 4096
 @dataclass(slots=True)
 class Estimate:
     """All costs of a model, with the options that they hold for. Names of quantities end in their unit.
+
+    ``explain`` says where a number comes from.
 
     ``kv_cache_dtype`` and ``block_size_tokens`` are None where the spec's cache policies hold, ``source_len``, in tokens, where
     no encoder is read.
@@ -43,6 +48,25 @@ class Estimate:
     weights: Weights
     cache: Cache
     flops: Flops
+    graph: Graph = field(repr=False, compare=False)
+    placement: Placement = field(repr=False, compare=False)
+    cache_options: CacheOptions = field(repr=False, compare=False)
+
+    def quantities(self) -> list[str]:
+        """Names of all quantities that ``explain`` knows: ``cache.used_bytes``, ``flops.decode``, …"""
+        from archc.estimation.quantities import quantity_names
+
+        return quantity_names(self)
+
+    def explain(self, name: str) -> Quantity:
+        """A quantity with its unit, its formula, and every tensor or op that it is the sum of.
+
+        Raises:
+            ArchcError: there is none of that name.
+        """
+        from archc.estimation.quantities import explain
+
+        return explain(self, name)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; every number is an integer, and an option that is not stated is None."""
@@ -145,6 +169,9 @@ def estimate(
             source_len=source,
             decodes=graph.mask != "bidirectional",
         ),
+        graph=graph,
+        placement=placement,
+        cache_options=options,
     )
 
 

@@ -60,7 +60,7 @@ class Weights:
 def count_parameters(placement: Placement) -> Parameters:
     """Elements of the weights that training moves, and of the saved buffers beside them."""
     counts = Parameters()
-    for placed, role, param in _weights(placement):
+    for placed, role, param in distinct_weights(placement):
         elements = param.elements * placed.count
         if not param.trainable:
             counts.untrainable += elements
@@ -80,7 +80,7 @@ def count_parameters(placement: Placement) -> Parameters:
 def count_weight_bytes(placement: Placement, dtype: str) -> Weights:
     """Bytes of the weights in ``dtype``; those whose dtype is fixed keep their own."""
     weights = Weights()
-    for placed, _, param in _weights(placement):
+    for placed, _, param in distinct_weights(placement):
         own = resolve_dtype(param.dtype, dtype)
         count_bytes = tensor_bytes(param.elements, own) * placed.count
         weights.bytes += count_bytes
@@ -89,7 +89,7 @@ def count_weight_bytes(placement: Placement, dtype: str) -> Weights:
     return weights
 
 
-def _weights(placement: Placement) -> Iterator[tuple[Placed, str, Param]]:
+def distinct_weights(placement: Placement) -> Iterator[tuple[Placed, str, Param]]:
     """Each weight once, where it is first used."""
     seen: set[int] = set()
     for placed in placement.nodes:

@@ -1,0 +1,69 @@
+"""Every number of an estimate is the sum of sources that can be named."""
+
+from __future__ import annotations
+
+import pytest
+
+from archc.errors import ArchcError
+from archc.estimation.estimate import Estimate, estimate
+from archc.spec.shipped import shipped_specs
+
+WHOLE_FLOPS = ("flops.prefill", "flops.decode", "flops.train_step", "flops.forward")
+
+
+def value_of(found: Estimate, name: str) -> int:
+    """The number as the estimate has it."""
+    section, _, field = name.partition(".")
+    if section == "flops":
+        return found.flops.numbers[field]
+    return found.cache.total(field) if section == "cache" else getattr(getattr(found, section), field)
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_sources_add_up_to_every_quantity(name: str):
+    found = estimate(name, batch_size=3, max_model_len=5000)
+    for quantity in found.quantities():
+        explained = found.explain(quantity)
+        assert explained.value == value_of(found, quantity), quantity
+        assert sum(explained.by_part().values()) == explained.value
+        assert sum(explained.by_layer().values()) == explained.value
+        assert explained.unit
+        assert explained.value == 0 or explained.formula
+
+
+def test_paths_of_weights_and_states_are_those_of_the_graph():
+    found = estimate("kimi-linear-48b-a3b")
+    weights = {source.path for source in found.explain("weights.bytes").sources}
+    assert weights <= set(found.graph.params())
+    states = {source.path for source in found.explain("cache.used_bytes").sources}
+    assert states <= set(found.graph.states())
+
+
+def test_where_the_bytes_of_a_hybrids_cache_come_from():
+    # problems.md 5: seven MLA layers grow, twenty KDA layers hold states.
+    found = estimate("kimi-linear-48b-a3b", max_model_len=131072)
+    growth = found.explain("cache.bytes_per_token")
+    assert (growth.value, growth.unit) == (8064, "bytes per token and sequence")
+    (latent,) = growth.sources
+    assert (latent.op, latent.part, latent.count) == ("latent_attention", "mixer.mla", 7)
+    assert latent.path.endswith(".mixer.attention.latent")
+    states = found.explain("cache.recurrent_bytes_per_sequence")
+    assert states.value == 41_943_040
+    used = found.explain("cache.used_bytes")
+    assert used.formula == found.cache.formula
+    assert {source.op for source in used.sources} == {"latent_attention", "linear_attention", "causal_conv"}
+    # One KDA layer has a dense feed-forward, so it is a layer kind of its own.
+    assert list(states.by_layer().values()) == [19 * 2_097_152, 2_097_152]
+
+
+def test_an_unknown_quantity_names_the_nearest():
+    with pytest.raises(ArchcError, match=r"Did you mean cache\.used_bytes\?"):
+        estimate("tiny-llama").explain("cache.used_byte")
+
+
+def test_a_quantity_is_plain_data():
+    data = estimate("tiny-llama").explain("weights.bytes").to_json()
+    assert data["unit"] == "bytes"
+    assert sum(source["value"] for source in data["sources"]) == data["value"]
+    formulas = {source["path"]: source["formula"] for source in data["sources"]}
+    assert formulas["embed_tokens.weight"] == "1024 x 128 x 2 B"
