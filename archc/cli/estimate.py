@@ -35,6 +35,12 @@ from archc.cli.options import (
     metavar="TOKENS",
     help="Tokens a block of a paged cache. Default: the cache policy's, else 16.",
 )
+@click.option(
+    "--explain",
+    multiple=True,
+    metavar="QUANTITY",
+    help="Say where a number comes from, as in cache.used_bytes, instead of all numbers. Can be repeated.",
+)
 @set_option
 @json_option
 def command(
@@ -45,6 +51,7 @@ def command(
     dtype: str | None,
     kv_cache_dtype: str | None,
     block_size: int | None,
+    explain: tuple[str, ...],
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -61,6 +68,16 @@ def command(
         kv_cache_dtype=kv_cache_dtype,
         block_size=block_size,
     )
+    if explain:
+        quantities = [found.explain(name) for name in explain]
+        if as_json:
+            print_json([quantity.to_json() for quantity in quantities])
+            return
+        from archc.cli.estimate_explain import print_quantity
+
+        for quantity in quantities:
+            print_quantity(quantity)
+        return
     if as_json:
         print_json(found.to_json())
         return
