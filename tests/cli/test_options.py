@@ -15,6 +15,7 @@ OPTIONS = {
         "--dtype",
         "--kv-cache-dtype",
         "--block-size",
+        "--explain",
         "--set",
         "--json",
     ],
