@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from archc.estimation.complexity import complexity
     from archc.estimation.estimate import estimate
     from archc.expansion import expand
+    from archc.reporting.report import report
     from archc.runtime import load
     from archc.spec.load import load_spec, loads_spec
     from archc.torch_backend.build import build, cast, init, new_cache
@@ -35,6 +36,7 @@ __all__ = [
     "new_cache",
     "pad_right",
     "recompute",
+    "report",
     "save_weights",
 ]
 
@@ -53,6 +55,7 @@ _HOMES = {
     "new_cache": "archc.torch_backend.build",
     "pad_right": "archc.torch_backend.step",
     "recompute": "archc.torch_backend.recompute",
+    "report": "archc.reporting.report",
     "save_weights": "archc.torch_backend.weights",
     "Step": "archc.torch_backend.step",
 }

@@ -1,0 +1,102 @@
+// The page: settings in, tables and charts out.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const MODELS = DATA.models.map((model) => ({ ...model, pool: prepared(model) }));
+const byId = (id) => document.getElementById(id);
+const SETTINGS = {};
+for (const [name, value] of Object.entries(DATA.settings)) SETTINGS[name] = value === null ? null : String(value);
+
+// Positions of a logarithmic slider: powers of two, with three steps between.
+const atPosition = (position) => {
+  const exponent = BigInt(Math.floor(position / 4));
+  return ((4n + BigInt(position % 4)) << exponent) / 4n || 1n;
+};
+const positionOf = (number) => Math.round((log2(number)) * 4);
+
+const NUMBERS = ["batch", "length", "source", "block"];
+const CHOICES = ["dtype", "kvDtype"];
+
+function settingsNow() {
+  const at = {};
+  for (const name of NUMBERS) at[name] = SETTINGS[name] ? BigInt(SETTINGS[name]) : null;
+  for (const name of CHOICES) at[name] = SETTINGS[name] || null;
+  at.length = at.length || 4096n;
+  at.batch = at.batch || 1n;
+  at.source = at.source || at.length;
+  return at;
+}
+
+function notesFor(at) {
+  const notes = [];
+  for (const model of MODELS) {
+    const most = model.max_position_embeddings;
+    if (most && at.length > BigInt(most)) notes.push(`${model.name} states ${grouped(most)} positions, fewer than the length.`);
+  }
+  return notes.join(" ");
+}
+
+function commandFor(model, place, at) {
+  const source = DATA.sources[place];
+  const words = ["archc estimate", source, `--batch-size ${at.batch}`, `--max-model-len ${at.length}`];
+  if (model.reads_encoder && SETTINGS.source) words.push(`--source-len ${at.source}`);
+  if (at.dtype) words.push(`--dtype ${at.dtype}`);
+  if (at.kvDtype) words.push(`--kv-cache-dtype ${at.kvDtype}`);
+  if (at.block) words.push(`--block-size ${at.block}`);
+  return words.join(" ");
+}
+
+const CHARTS = [
+  { title: "Cache, used", binary: true, of: (model, at) => (model.decodes ? cacheUsed(model, at) : null) },
+  { title: "FLOPs of a decode step", of: (model, at) => stepFlops(model, "decode", at) },
+  { title: "FLOPs of a prefill", of: (model, at) => stepFlops(model, model.decodes ? "prefill" : "forward", at) },
+];
+
+function cacheUsed(model, at) {
+  let total = 0n;
+  const env = { batch: at.batch, past: 0n, seq: at.length, memory: at.source };
+  for (const state of model.states) {
+    const bytes = tensorBytes(
+      evaluate(model.pool, state.used, env), stateDtype(state, at.dtype || model.dtype, at.kvDtype));
+    for (const count of state.counts) total += bytes * BigInt(count);
+  }
+  return total;
+}
+
+function stepFlops(model, step, at) {
+  const place = model.flops[step];
+  return place === undefined ? null : evaluate(model.pool, place, stepEnv(step, at));
+}
+
+function drawCharts(at) {
+  CHARTS.forEach((chart, number) => {
+    const svg = byId(`chart-${number}`);
+    if (!svg) return;
+    const series = MODELS.map((model, index) => ({
+      name: model.name, index,
+      at: (length) => chart.of(model, { ...at, length, source: SETTINGS.source ? at.source : length }) }));
+    drawChart(svg, { series, current: at.length, binary: chart.binary, label: chart.title });
+  });
+}
+
+function update() {
+  const at = settingsNow();
+  const found = MODELS.map((model) => costsOf(model, at));
+  const heads = MODELS.map((model, place) => ({ text: model.name, place }));
+  fillTable(byId("overview-table"), ["", ...heads], overviewRows(MODELS, found));
+  if (MODELS.length > 1) {
+    byId("overview-table").querySelectorAll("thead th:not(:first-child)").forEach((head, place) =>
+      head.prepend(element("span", { class: `swatch c${place % 8}`, "aria-hidden": "true" })));
+  }
+  byId("notes").textContent = notesFor(at);
+  MODELS.forEach((model, place) => {
+    layersTable(byId(`layers-${place}`), model, at);
+    byId(`cache-${place}-block`).hidden = !model.kinds.length;
+    if (model.kinds.length) cacheTable(byId(`cache-${place}`), model, at);
+    flopsTable(byId(`flops-${place}`), model, found[place]);
+    byId(`command-${place}`).textContent = commandFor(model, place, at);
+  });
+  drawCharts(at);
+  const dtypes = `${at.dtype || "dtypes of the specs"}${at.kvDtype ? `, cache ${at.kvDtype}` : ""}`;
+  byId("summary").textContent = `Batch ${grouped(at.batch)} · ${tokensText(at.length)} tokens · ${dtypes}`;
+  byId("length-exact").textContent = `${tokensText(at.length)} = ${grouped(at.length)} tokens`;
+}

@@ -1,0 +1,132 @@
+"""The page as a text: a skeleton with the specs' texts escaped, their data, the styles and the script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from archc._version import __version__
+from archc.drawing.svg import forms, style
+from archc.estimation.conventions import CONVENTIONS
+from archc.reporting.drawing import inlined
+from archc.reporting.model import Model
+from archc.units import DTYPE_BITS, SPEC_DTYPES
+
+SCRIPTS = ("numbers", "forms", "costs", "charts", "tables", "page", "controls")
+"""The page's script, in order: what comes later uses what comes before."""
+
+HUES = 8
+"""Colours of curves in the style; more models repeat them with dashes."""
+
+
+def page(models: Sequence[Model], settings: Mapping[str, Any]) -> str:
+    """The HTML of a report.
+
+    ``settings`` is where the controls stand: ``batch``, ``length``, ``source``, ``block``, ``dtype`` and ``kvDtype``; None
+    is what the spec says.
+    """
+    script = '(() => {\n"use strict";\n' + "\n".join(_asset(f"{name}.js") for name in SCRIPTS) + "})();"
+    names = [model.name for model in models]
+    data = {
+        "models": [model.data for model in models],
+        "sources": [model.source for model in models],
+        "settings": dict(settings),
+        "dtype_bits": DTYPE_BITS,
+    }
+    lead = models[0].description if len(models) == 1 else f"{len(models)} specs side by side"
+    return Template(_asset("page.html")).substitute(
+        title=escape(f"{', '.join(names)} – archc report"),
+        heading=escape(", ".join(names)),
+        lead=escape(lead),
+        style=_style(),
+        script=script,
+        script_hash=_digest(script),
+        version=escape(__version__),
+        controls=_controls(models),
+        overview="beside" if len(models) == 1 else "below",
+        models="\n".join(_model(model, place, is_only=len(models) == 1) for place, model in enumerate(models)),
+        conventions="\n".join(
+            f"<dt>{escape(topic)}</dt><dd>{escape(text)}</dd>" for topic, text in CONVENTIONS.items()
+        ),
+        data=json_in_html(data),
+    )
+
+
+def json_in_html(data: Any) -> str:
+    """JSON that no text inside of it can end: ``<``, ``>`` and ``&`` are written as escapes, and so are all but ASCII letters."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("archc.reporting") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    """The script as a content security policy names it, so that no other one runs (W3C CSP level 3, hash-source)."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def _style() -> str:
+    dark = _asset("dark.css")
+    blocks = [
+        forms(".drawing"),
+        style(is_dark=False, scope=".drawing"),
+        "@media screen and (prefers-color-scheme: dark) {",
+        f':root:not([data-theme="light"]) {{ {dark} }}',
+        style(is_dark=True, scope=':root:not([data-theme="light"]) .drawing'),
+        "}\n@media screen {",
+        f':root[data-theme="dark"] {{ {dark} }}',
+        style(is_dark=True, scope=':root[data-theme="dark"] .drawing'),
+        "}",
+    ]
+    rules = (".line.c{0}{{stroke:var(--c{0})}}", ".dot.c{0}{{fill:var(--c{0})}}", ".swatch.c{0}{{color:var(--c{0})}}")
+    hues = "\n".join("".join(rules).format(hue) for hue in range(HUES))
+    return Template(_asset("style.css")).substitute(dark="\n".join(blocks), hues=hues)
+
+
+def _controls(models: Sequence[Model]) -> str:
+    options = ['<option value="">as in the spec</option>']
+    options += [f'<option value="{dtype}">{dtype}</option>' for dtype in SPEC_DTYPES]
+    reads_encoder = any(model.data["reads_encoder"] for model in models)
+    return Template(_asset("controls.html")).substitute(
+        dtypes="".join(options), source=_asset("source.html") if reads_encoder else ""
+    )
+
+
+def _model(model: Model, place: int, *, is_only: bool) -> str:
+    drawing, width = inlined(model.drawing, f"drawing-{place}")
+    description = "" if is_only else f'<p class="muted">{escape(model.description)}</p>'
+    return Template(_asset("model.html")).substitute(
+        place=place,
+        name=escape(model.name),
+        source=escape(model.source),
+        description=description,
+        facts=escape(" · ".join(model.facts)),
+        layout="columns" if width <= 480 else "columns stacked",
+        drawing=drawing,
+        parts=_parts(model),
+        formulas="".join(
+            f"<pre>{escape(step)} = {escape(text)}</pre>"
+            for step, text in {**model.data["flops_text"], "cache used bytes": model.data["cache_text"]}.items()
+        ),
+    )
+
+
+def _parts(model: Model) -> str:
+    total = max(sum(count for _, count in model.parts), 1)
+    largest = max((count for _, count in model.parts), default=1)
+    rows = [
+        f'<tr><th scope="row">{escape(part)}</th><td>{count:,}</td><td>{count / total:.2%}</td>'
+        f'<td class="bar" aria-hidden="true"><span style="width:{100 * count / largest:.2f}%"></span></td></tr>'
+        for part, count in model.parts
+    ]
+    return "\n".join(rows)
