@@ -1,10 +1,11 @@
-"""Activations are judged by autograd itself: every storage that it keeps is caught on its way, and added up."""
+"""Activations are judged by autograd itself: every storage that its graph still holds after a forward, added up."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +21,35 @@ from archc.torch_backend.build import build, graph_of
 DTYPES = ("float32", "bfloat16")
 
 
+class _Saved:
+    """What autograd holds in place of a tensor: gone as soon as the part of its graph is that would have read it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
 class _Keeper:
-    """Storages by address, held so that no address is used twice; weights and buffers are left out."""
+    """Storages that are kept; weights and buffers are left out.
+
+    A tensor saved on the way to something that no output depends on, as the scores that only choose experts, is let go with
+    the graph of it, before backward: hence what is counted is what is left at the end.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-        self.kept: dict[int, torch.UntypedStorage] = {}
+        self.saved: WeakSet[_Saved] = WeakSet()
+        self.held: list[Tensor] = []
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Note a tensor's storage, and hand the tensor on."""
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.known:
-            self.kept.setdefault(storage.data_ptr(), storage)
-        return tensor
+    def save(self, tensor: Tensor) -> _Saved:
+        """What autograd is given to hold."""
+        saved = _Saved(tensor)
+        self.saved.add(saved)
+        return saved
 
     @property
     def bytes(self) -> int:
-        return sum(storage.nbytes() for storage in self.kept.values())
+        storages = [tensor.untyped_storage() for tensor in (*self.held, *(saved.tensor for saved in self.saved))]
+        return sum({each.data_ptr(): each.nbytes() for each in storages if each.data_ptr() not in self.known}.values())
 
 
 def kept_bytes(model: nn.Module, given: Given, mode: Recompute = "none") -> int:
@@ -51,9 +64,7 @@ def kept_bytes(model: nn.Module, given: Given, mode: Recompute = "none") -> int:
     storages: list[dict[Any, Any]] = []
 
     def watched(function: Any, *args: Any, **keywords: Any) -> Any:
-        for tensor in tree_leaves(args):
-            if isinstance(tensor, Tensor):
-                keeper.keep(tensor)
+        keeper.held += [each for each in tree_leaves(args) if isinstance(each, Tensor)]
         make = keywords.pop("context_fn", None)
 
         def contexts() -> Any:
@@ -63,7 +74,7 @@ def kept_bytes(model: nn.Module, given: Given, mode: Recompute = "none") -> int:
 
         return plain(function, *args, **keywords, **({} if make is None else {"context_fn": contexts}))
 
-    hooks = torch.autograd.graph.saved_tensors_hooks(keeper.keep, lambda tensor: tensor)
+    hooks = torch.autograd.graph.saved_tensors_hooks(keeper.save, lambda saved: saved.tensor)
     with patch.object(home, "checkpoint", watched), hooks:
         outputs = given.run(model)
     home.recompute(model, "none")
@@ -71,7 +82,7 @@ def kept_bytes(model: nn.Module, given: Given, mode: Recompute = "none") -> int:
         for kept in tree_leaves(list(storage.values())):
             value = getattr(kept, "val", kept)
             if isinstance(value, Tensor):
-                keeper.keep(value)
+                keeper.held.append(value)
     found = keeper.bytes
     del outputs
     return found
