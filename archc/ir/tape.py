@@ -191,8 +191,12 @@ class Tape:
         return self.fresh((x,), keeps=[mask])
 
     def take(self, x: Held, index: Held, shape: Shape) -> Held:
-        """Elements or rows of x by index (gather, index_select, ``x[index]``, embedding): the index is kept."""
+        """Elements or rows of x by index (``x[index]``, index_select, embedding): the index is kept."""
         return self.fresh((x,), shape, keeps=[index])
+
+    def gather(self, x: Held, index: Held, shape: Shape) -> Held:
+        """``torch.gather``, whose derivative wants x for its shape and so keeps all of it, with the index."""
+        return self.fresh((x,), shape, keeps=[x, index])
 
     def linear(self, x: Held, weight: Held, *, axis: str | None = None) -> Held:
         """``x W^T``, weight (rows, width): x is kept for the weight's gradient, a weight that was cast for that of x."""
@@ -205,6 +209,13 @@ class Tape:
         return self.product(
             self.fresh((a, b), shape, keeps=([b] if a.needs_grad else []) + ([a] if b.needs_grad else []))
         )
+
+    def merged(self, x: Held) -> Held:
+        """x (batch, heads, rows, width), heads cut out of a width, as ``torch.matmul`` hands it on to ``torch.bmm``.
+
+        That merges batch and heads: a copy, except where there is one of either.
+        """
+        return x if 1 in (self.number(x.shape[0]), self.number(x.shape[1])) else self.copy(x)
 
     def product(self, y: Held) -> Held:
         """Marks what matrix work wrote: selective recomputation keeps it."""
@@ -222,13 +233,13 @@ class Tape:
         return self._norm(x, weight, rows, statistics=1)
 
     def layer_norm(self, x: Held, weight: Held | None, rows: Dim) -> Held:
-        """``functional.layer_norm``: x, and mean and deviation of each row."""
-        return self._norm(x, weight, rows, statistics=2)
+        """``functional.layer_norm``: x, and mean and deviation of each row, on the CPU in x's dtype."""
+        return self._norm(x, weight, rows, statistics=2, dtype=x.dtype if self.device == "cpu" else None)
 
-    def _norm(self, x: Held, weight: Held | None, rows: Dim, *, statistics: int) -> Held:
+    def _norm(self, x: Held, weight: Held | None, rows: Dim, *, statistics: int, dtype: str | None = None) -> Held:
         y = self.fresh((x,) if weight is None else (x, weight), keeps=[x] if weight is None else [x, weight])
         if y.needs_grad:
-            self.save(*(self.new((rows,), _statistics(x), axis=x.axis) for _ in range(statistics)))
+            self.save(*(self.new((rows,), dtype or _statistics(x), axis=x.axis) for _ in range(statistics)))
         return y
 
     def sdpa(self, q: Held, k: Held, v: Held, mask: Held | None = None) -> Held:
