@@ -149,6 +149,10 @@ class Tape:
         dtype = self.model_dtype if dtype == "model" else dtype
         return x if x.dtype == dtype else self.fresh((x,), dtype=dtype)
 
+    def wide(self, x: Held) -> Held:
+        """x in the dtype of sums: float32, or float64 where x is."""
+        return self.cast(x, _statistics(x))
+
     def add(self, *tensors: Held) -> Held:
         """Sum or difference, the largest operand first."""
         return self.fresh(tensors)
@@ -209,13 +213,6 @@ class Tape:
         return self.product(
             self.fresh((a, b), shape, keeps=([b] if a.needs_grad else []) + ([a] if b.needs_grad else []))
         )
-
-    def merged(self, x: Held) -> Held:
-        """x (batch, heads, rows, width), heads cut out of a width, as ``torch.matmul`` hands it on to ``torch.bmm``.
-
-        That merges batch and heads: a copy, except where there is one of either.
-        """
-        return x if 1 in (self.number(x.shape[0]), self.number(x.shape[1])) else self.copy(x)
 
     def product(self, y: Held) -> Held:
         """Marks what matrix work wrote: selective recomputation keeps it."""

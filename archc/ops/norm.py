@@ -9,6 +9,7 @@ from archc.ir.op import Op, op
 from archc.ir.size import product
 from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
+from archc.ops.elementwise import activated
 
 
 def _check_heads(op: str, kind: TensorType, head_dim: int | None) -> int:
@@ -73,6 +74,11 @@ class LayerNorm(Op):
         params = {"weight": Param("weight", shape, axes=axes, init="ones")}
         return params | {"bias": Param("bias", shape, axes=axes, init="zeros")} if self.bias else params
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x = inputs[0]
+        rows = product(x.shape[:-1]) * (x.width // (self.head_dim or x.width))
+        return tape.layer_norm(x, weights["weight"], rows)
+
 
 @op
 class GatedNorm(Op):
@@ -91,6 +97,10 @@ class GatedNorm(Op):
 
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         return {"weight": Param("weight", (self.head_dim,), init="ones")}
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x, gate = inputs
+        return tape.mul(rms(tape, x, weights["weight"], self.head_dim), activated(tape, self.function, gate))
 
 
 @op
@@ -112,6 +122,11 @@ class GatedGroupNorm(Op):
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         return {"weight": Param("weight", (inputs[0].width,), axes=(inputs[0].axis,), init="ones")}
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x, gate = (tape.wide(each) for each in inputs)
+        y = rms(tape, tape.mul(x, activated(tape, self.function, gate)), None, x.width // self.groups)
+        return tape.mul(tape.cast(y, inputs[0].dtype), weights["weight"])
+
 
 @op
 class L2Norm(Op):
@@ -124,3 +139,6 @@ class L2Norm(Op):
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         _check_heads(self.op_name, inputs[0], self.head_dim)
         return (inputs[0],)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.scaled(rms(tape, inputs[0], None, self.head_dim))
