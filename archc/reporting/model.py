@@ -63,7 +63,7 @@ def model_of(spec: Spec, source: str) -> Model:
         "parts": [[".".join(part), exact(count)] for part, count in counts.by_part.items()],
         "weights": _weights(placement),
         "mtp_weights": [] if graph.mtp is None else _weights(place(graph.mtp)),
-        "flops": {name: pool.form(form) for name, form in found.flops.formulas.items()},
+        "flops": {name: pool.form(found.flops.formulas[name]) for name in found.flops.numbers},
         "flops_text": {name: str(found.flops.formulas[name]) for name in STEPS if name in found.flops.formulas},
         "cache_text": found.cache.formula,
     }
