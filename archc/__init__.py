@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from archc.estimation.estimate import estimate
     from archc.expansion import expand
     from archc.reporting.report import report
+    from archc.planning.parallel import Parallel
+    from archc.planning.serving import estimate_serving
     from archc.runtime import load
     from archc.spec.load import load_spec, loads_spec
     from archc.torch_backend.build import build, cast, init, new_cache
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
     from archc.torch_backend.weights import load_weights, save_weights
 
 __all__ = [
+    "Parallel",
     "Step",
     "__version__",
     "build",
     "cast",
     "complexity",
     "estimate",
+    "estimate_serving",
     "expand",
     "generate",
     "init",
@@ -45,6 +49,7 @@ _HOMES = {
     "cast": "archc.torch_backend.build",
     "complexity": "archc.estimation.complexity",
     "estimate": "archc.estimation.estimate",
+    "estimate_serving": "archc.planning.serving",
     "expand": "archc.expansion",
     "generate": "archc.torch_backend.generate",
     "init": "archc.torch_backend.build",
@@ -54,6 +59,7 @@ _HOMES = {
     "loads_spec": "archc.spec.load",
     "new_cache": "archc.torch_backend.build",
     "pad_right": "archc.torch_backend.step",
+    "Parallel": "archc.planning.parallel",
     "recompute": "archc.torch_backend.recompute",
     "report": "archc.reporting.report",
     "save_weights": "archc.torch_backend.weights",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from archc.cli.options import (
@@ -15,6 +17,7 @@ from archc.cli.options import (
     set_option,
     spec_argument,
 )
+from archc.cli.plan_parts import Asked, Part, asked_parts, part_options
 
 
 @click.command("estimate", cls=Command)
@@ -41,9 +44,12 @@ from archc.cli.options import (
     metavar="QUANTITY",
     help="Say where a number comes from, as in cache.used_bytes, instead of all numbers. Can be repeated.",
 )
+@part_options
 @set_option
 @json_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     spec: str,
     batch_size: int,
     max_model_len: int | None,
@@ -54,13 +60,26 @@ def command(
     explain: tuple[str, ...],
     overrides: tuple[str, ...],
     as_json: bool,
+    **values: Any,
 ) -> None:
     """Parameters, weight and cache bytes, and FLOPs of SPEC (a file or a shipped name), exactly, without torch."""
     from archc.estimation.estimate import estimate
+    from archc.expansion import expand
     from archc.spec.load import load_spec
 
+    parts = asked_parts(ctx, values)
+    if parts and explain:
+        raise click.UsageError(
+            "--explain says where a number of the plain estimate comes from; leave out the other flags"
+        )
+    graph = expand(load_spec(spec, overrides))
+    asked = Asked(graph, batch_size, max_model_len, source_len, dtype, kv_cache_dtype, block_size, values)
+    plans = [(part, part.estimated(asked)) for part in parts]
+    if plans and not as_json:
+        _print_plans(plans)
+        return
     found = estimate(
-        load_spec(spec, overrides),
+        graph,
         batch_size=batch_size,
         max_model_len=max_model_len,
         source_len=source_len,
@@ -79,8 +98,15 @@ def command(
             print_quantity(quantity)
         return
     if as_json:
-        print_json(found.to_json())
+        print_json(found.to_json() | {part.key: plan.to_json() for part, plan in plans})
         return
     from archc.cli.estimate_text import print_estimate
 
     print_estimate(found)
+
+
+def _print_plans(plans: list[tuple[Part, Any]]) -> None:
+    for number, (part, found) in enumerate(plans):
+        if number:
+            click.echo()
+        part.print_found(found)

@@ -136,7 +136,7 @@ def _stage(cutter: _Cutter, index: int, items: StageItems) -> Stage:
     seen: set[int] = set()
     for scope, item in (*_outer(items.before), *_layer_items(items.layers), *_outer(items.behind)):
         nodes = [("", item)] if isinstance(item, Node) else list(walk_scopes(item.body, item.name))
-        scope.units = _units([node for _, node in nodes])
+        scope.units = units_of([node for _, node in nodes])
         for path, node in nodes:
             for role, param in node.params.items():
                 if id(param) not in seen:
@@ -183,7 +183,7 @@ def _layer_items(layers: list[Call]) -> Iterator[tuple[_Scope, Item]]:
             yield _Scope(kind, body.label, tuple(prefixes)), item
 
 
-def _units(nodes: list[Node]) -> dict[str, int]:
+def units_of(nodes: list[Node]) -> dict[str, int]:
     """Pieces along each axis that stay whole: what the ops say, else the greatest common divisor of the sizes."""
     said: dict[str, int] = {}
     sizes: dict[str, int] = {}

@@ -1,0 +1,193 @@
+"""Memory of serving for people: a table a layer kind, a table a stage, blocks, and what fits."""
+
+from __future__ import annotations
+
+import textwrap
+
+import click
+
+from archc.cli.table import print_heading, print_pairs, print_table
+from archc.planning.paged import Group
+from archc.planning.rank_cache import KindCache, plain
+from archc.planning.serving_memory import Serving, StageMemory
+from archc.units import gib
+
+RUNTIMES = {
+    "paged": "a paged runtime",
+    "tensors": "archc's runtimes, one tensor a state",
+    "ideal": "no rounding at all",
+}
+
+
+def print_found(found: Serving) -> None:
+    """All of it on stdout."""
+    options = found.options
+    cache_dtype = f", cache {options.kv_cache_dtype}" if options.kv_cache_dtype else ""
+    click.secho(f"{found.name}, served", bold=True, nl=False)
+    click.echo(
+        f": {options.dtype}{cache_dtype}, {options.batch_size:,} sequences of {options.max_model_len:,} tokens on {_where(found)}"
+    )
+    _print_kinds(found)
+    _print_stages(found)
+    _print_pages(found)
+    _print_fits(found)
+    if found.replicated:
+        print_heading("weights that several ranks hold")
+        for why, names in found.replicated.items():
+            _wrapped(f"{why}: {', '.join(names)}")
+    for heading, lines in (("notes", found.notes), ("warnings", found.warnings)):
+        if lines:
+            print_heading(heading)
+            for line in lines:
+                _wrapped(line)
+
+
+def _where(found: Serving) -> str:
+    device = "" if found.device is None else f" {found.device.title}"
+    return f"{found.gpus}{device or (' rank' if found.gpus == 1 else ' ranks')} ({found.parallel})"
+
+
+def _print_kinds(found: Serving) -> None:
+    print_heading("cache of one sequence, by mixer: whole model | one rank (bytes)")
+    if not found.kinds:
+        click.echo("  none: nothing is kept between calls")
+        return
+    columns = ("mixer", "layers", "B/token", "| rank", "window", "window B", "| rank", "state B", "| rank")
+    print_table(columns, [_kind_row(kind) for kind in found.kinds])
+    sources = [kind for kind in found.kinds if kind.source_token_bytes]
+    for kind in sources:
+        click.echo(
+            f"  {kind.name}: {kind.source_token_bytes:,} B a token of the encoder, {kind.rank_source_token_bytes:,} B on a rank"
+        )
+    for kind in found.kinds:
+        _wrapped(f"{kind.name}: {'; '.join(kind.held)}")
+
+
+def _kind_row(kind: KindCache) -> tuple[str, ...]:
+    window = "-" if kind.window_tokens is None else f"{kind.window_tokens:,}"
+    return (
+        kind.name,
+        f"{kind.layers:,}",
+        f"{plain(kind.token_bytes):,}",
+        f"{plain(kind.rank_token_bytes):,}",
+        window,
+        f"{kind.window_bytes:,}",
+        f"{kind.rank_window_bytes:,}",
+        f"{kind.state_bytes:,}",
+        f"{kind.rank_state_bytes:,}",
+    )
+
+
+def _print_stages(found: Serving) -> None:
+    print_heading("memory of one rank" + (", by stage" if len(found.stages) > 1 else ""))
+    columns = ("stage", "layers", "weights", "workspace", "overhead", "cache: used", "tensors", "paged", "total, paged")
+    print_table(columns, [_stage_row(stage) for stage in found.stages], left=0)
+    workspace = max((stage.workspace for stage in found.stages if stage.workspace), key=lambda w: w.bytes, default=None)
+    if workspace is None:
+        click.echo("  workspace: as stated")
+    else:
+        click.echo(
+            f"  workspace: values alive while {workspace.tokens:,} tokens are read, {gib(workspace.activation_bytes)}, and "
+            f"{workspace.rows:,} rows of logits, {gib(workspace.logits_bytes)}"
+        )
+    click.echo(
+        f"  overhead: an assumption for what a runtime itself takes on a device ({gib(found.options.overhead_bytes)})"
+    )
+    names = ("weight_bytes", "used_bytes", "paged_bytes", "total_bytes")
+    labels = ("weights", "cache used", "cache paged", "total, paged")
+    pairs = [
+        (label, f"{found.total(name):,} B", gib(found.total(name))) for label, name in zip(labels, names, strict=True)
+    ]
+    click.echo(f"  all {found.parallel.ranks:,} ranks together:" if found.parallel.ranks > 1 else "  in bytes:")
+    print_pairs([(f"  {label}", *rest) for label, *rest in pairs])
+
+
+def _stage_row(stage: StageMemory) -> tuple[str, ...]:
+    sizes = (
+        stage.weight_bytes,
+        stage.workspace_bytes,
+        stage.overhead_bytes,
+        stage.used_bytes,
+        stage.allocated_bytes,
+        stage.paged_bytes,
+        stage.total_bytes,
+    )
+    return (str(stage.index), f"{stage.layers:,}", *(gib(size) for size in sizes))
+
+
+def _print_pages(found: Serving) -> None:
+    pages, options = found.pages, found.options
+    if not pages.groups:
+        return
+    print_heading("paged cache (vLLM's rules), groups that take blocks from one pool")
+    length, source = options.max_model_len, options.source_len or options.max_model_len
+
+    def row(group: Group) -> tuple[str, ...]:
+        held = group.blocks(length, source_tokens=source, mode=pages.mode, cp=pages.cp)
+        window = "-" if group.window is None else f"{group.window:,}"
+        return (
+            ", ".join(group.kinds),
+            group.type,
+            f"{sum(group.layers):,}",
+            window,
+            f"{group.block_tokens:,}",
+            f"{group.page_bytes:,}",
+            f"{group.own_bytes:,}",
+            f"{held:,}",
+        )
+
+    columns = ("mixer", "type", "layers", "window", "tokens/block", "page B", "of it used", "blocks/sequence")
+    print_table(columns, [row(group) for group in pages.groups], left=2)
+    worst = found.worst
+    pairs = [
+        ("a block on a rank", f"{max(pages.block_bytes):,} B"),
+        (
+            "a sequence of one token",
+            f"{pages.least_bytes(worst.index):,} B in {pages.request_blocks(1, source_tokens=1)} blocks",
+        ),
+        (
+            f"a sequence of {length:,} tokens",
+            f"{pages.batch_bytes(worst.index, 1, length, source_tokens=source):,} B in "
+            f"{pages.request_blocks(length, source_tokens=source):,} blocks",
+        ),
+    ]
+    print_pairs(pairs)
+    if worst.unmanaged_bytes and worst.used_bytes < worst.unmanaged_bytes:
+        waste = 1 - worst.used_bytes / worst.unmanaged_bytes
+        back = 1 - worst.paged_bytes / worst.unmanaged_bytes
+        _wrapped(
+            f"without groups every layer keeps every token: {gib(worst.unmanaged_bytes)} a rank, of which {waste:.2%} is never "
+            f"read; groups give back {back:.2%}"
+        )
+    if pool := found.pool:
+        click.echo(
+            f"  pool: {gib(pool.bytes)}, {pool.blocks:,} blocks, {pool.concurrency:,.2f} sequences of {length:,} tokens a copy; "
+            f"one of one token takes {pool.least_request_share:.3%} of it"
+        )
+
+
+def _print_fits(found: Serving) -> None:
+    if found.device is None:
+        return
+    options = found.options
+    budget = gib(int(found.device.memory_bytes * options.memory_utilization))
+    print_heading(f"what fits: {options.memory_utilization:g} of {gib(found.device.memory_bytes)} a device, {budget}")
+    columns = (
+        "cache in",
+        f"sequences of {options.max_model_len:,} tokens",
+        f"tokens, {options.batch_size:,} at once",
+        "one more is too much for",
+    )
+    rows = [
+        (RUNTIMES[name], _most(fit.max_batch), _most(fit.max_length_tokens), fit.limit)
+        for name, fit in found.fits.items()
+    ]
+    print_table(columns, rows)
+
+
+def _most(number: int | None) -> str:
+    return "no limit" if number is None else f"{number:,}"
+
+
+def _wrapped(text: str) -> None:
+    click.echo(textwrap.fill(text, width=118, initial_indent="  ", subsequent_indent="    "))

@@ -1,0 +1,82 @@
+"""Bytes that a rank needs, by batch and length."""
+
+from __future__ import annotations
+
+from archc.estimation.cache import CacheOptions
+from archc.graph.graph import Graph, resolve_dtype
+from archc.planning.paged import plan_pages
+from archc.planning.rank_cache import cache_bytes, layer_caches
+from archc.planning.serving_memory import ServingOptions
+from archc.planning.sharding import Sharding, Stage
+from archc.planning.workspace import Activations, Workspace, logits_bytes
+from archc.units import tensor_bytes
+
+
+def weight_bytes(stage: Stage, dtype: str) -> int:
+    """Bytes of the weights that a rank of a stage holds; those whose dtype is fixed keep their own."""
+    return sum(
+        tensor_bytes(each.elements, resolve_dtype(each.param.dtype, dtype)) * each.count for each in stage.params
+    )
+
+
+class Need:
+    """Bytes of a rank by batch of one model copy and length; made once, asked often."""
+
+    def __init__(self, graph: Graph, sharding: Sharding, options: ServingOptions) -> None:
+        self.graph, self.sharding, self.options = graph, sharding, options
+        self.parallel = sharding.parallel
+        self.cache_options = CacheOptions(
+            options.dtype,
+            options.kv_cache_dtype,
+            1,
+            options.max_model_len,
+            options.source_len or options.max_model_len,
+            options.block_size_tokens,
+        )
+        self.weights = [weight_bytes(stage, options.dtype) for stage in sharding.stages]
+        caches = [layer_caches(stage, self.cache_options, self.parallel.cp) for stage in sharding.stages]
+        self.layers = [layers for layers, _ in caches]
+        self.pages = plan_pages(
+            self.layers,
+            block_tokens=options.block_size_tokens,
+            beside_bytes=[beside for _, beside in caches],
+            mode=options.state_mode,
+            state_block_tokens=options.state_block_tokens,
+            cp=self.parallel.cp,
+        )
+        calls = {call.name: call for call in graph.root.calls()}
+        self._calls = [[calls[name] for name in stage.layers] for stage in sharding.stages]
+        self._tokens = 0
+        self._peaks: list[int] = []
+
+    def workspace(self, index: int, batch: int, tokens: int) -> Workspace:
+        """Tokens of the batch that are read at once, and a row of logits a sequence."""
+        at_once = min(self.options.prefill_tokens, batch * tokens)
+        if at_once != self._tokens:
+            source = min(self.options.prefill_tokens, self.cache_options.source_len)
+            activations = Activations(self.parallel, self.options.dtype, at_once, source)
+            self._tokens, self._peaks = at_once, [activations.peak_bytes(calls) for calls in self._calls]
+        is_last = index == len(self._calls) - 1
+        logits = logits_bytes(self.graph, self.options.dtype, batch) if is_last else 0
+        return Workspace(self._peaks[index], logits, at_once, batch if is_last else 0)
+
+    def beside_cache(self, index: int, batch: int, tokens: int) -> int:
+        """Weights, workspace and overhead."""
+        stated = self.options.workspace_bytes
+        workspace = self.workspace(index, batch, tokens).bytes if stated is None else stated
+        return self.weights[index] + workspace + self.options.overhead_bytes
+
+    def cache(self, index: int, batch: int, tokens: int, runtime: str) -> int:
+        """The cache's bytes under ``ideal``, ``tensors`` or ``paged``, of which the last keeps one block for no token."""
+        if runtime == "paged":
+            source, prefix = self.cache_options.source_len, self.options.prefix_tokens
+            held = self.pages.batch_bytes(index, batch, tokens, source_tokens=source, prefix_tokens=prefix)
+            return held + self.pages.block_bytes[index]
+        stage = self.sharding.stages[index]
+        return cache_bytes(stage, self.graph, self.cache_options, batch, tokens, allocated=runtime == "tensors")
+
+    def fits(self, budget: int, batch: int, tokens: int, runtime: str) -> bool:
+        return all(
+            self.beside_cache(index, batch, tokens) + self.cache(index, batch, tokens, runtime) <= budget
+            for index in range(len(self.weights))
+        )
