@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from archc.estimation.complexity import complexity
     from archc.estimation.estimate import estimate
     from archc.expansion import expand
-    from archc.reporting.report import report
     from archc.planning.parallel import Parallel
     from archc.planning.serving import estimate_serving
+    from archc.reporting.report import report
     from archc.runtime import load
     from archc.spec.load import load_spec, loads_spec
     from archc.torch_backend.build import build, cast, init, new_cache
