@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, SEQ, Dim, ceil_div
+from archc.ir.tape import Held, Tape
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
+from archc.ops.elementwise import activated
+from archc.ops.linear_rules import gated, gated_delta, repeated
 
 CHUNK = 64
 """Tokens a chunk of the chunked form, the length that the papers count with."""
@@ -130,6 +133,21 @@ class LinearAttention(Op):
             return BATCH * gated_flops(heads, key_heads, self.key_dim, self.value_dim, form, pairs)
         return BATCH * gated_delta_flops(self.key_dim, self.value_dim, form, pairs) * self.num_heads
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        widths = (self.key_dim, self.key_dim, self.value_dim)
+        q, k, v = (
+            tape.view(x, (*x.shape[:2], x.width // width, width)) for x, width in zip(inputs, widths, strict=False)
+        )
+        decay, group = inputs[3], self.num_heads // self.num_key_heads
+        if decay.width != self.num_heads:
+            decay = tape.view(decay, (*decay.shape[:2], self.num_heads, self.key_dim))
+        if self.rule == "gated_delta" or decay is not inputs[3]:
+            q, k = (repeated(tape, x, group) for x in (q, k))
+        rule = (
+            gated_delta(tape, q, k, v, decay, inputs[4]) if self.rule == "gated_delta" else gated(tape, q, k, v, decay)
+        )
+        return tape.view(rule, inputs[2].shape)
+
 
 @op
 class LogDecay(Op):
@@ -154,6 +172,14 @@ class LogDecay(Op):
             "dt_bias": Param("dt_bias", (width,), axes=(inputs[0].axis,), init="dt_bias", dtype="float32"),
         }
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x = inputs[0]
+        rate = tape.copy(tape.of_output(tape.cast(weights["A_log"], "float32")), (x.width,))
+        shifted = tape.add(tape.cast(x, "float32"), tape.cast(weights["dt_bias"], "float32"))
+        if self.floor is not None:
+            return tape.scaled(tape.of_output(tape.mul(shifted, rate)))
+        return tape.mul(tape.of_input(shifted), tape.scaled(rate))
+
 
 @op
 class FixedDecay(Op):
@@ -169,6 +195,10 @@ class FixedDecay(Op):
         if any(value > 0 for value in self.values):
             raise GraphError(f"fixed_decay: {max(self.values)} is no log of a decay; all should be at most 0")
         return (TensorType((*inputs[0].shape[:-1], len(self.values)), "float32", "heads"),)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        numbers = tape.shared_constant(("numbers", self.values), (len(self.values),), "float32")
+        return tape.view(numbers, (*inputs[0].shape[:-1], len(self.values)))
 
 
 @op
@@ -222,3 +252,14 @@ class CausalConv(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return BATCH * SEQ * (2 * self.kernel * sum(kind.width for kind in inputs))
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> tuple[Held, ...]:
+        outputs: list[Held] = []
+        for stream, x in zip(self.streams, inputs, strict=True):
+            past = tape.new((1,), x.dtype)
+            y = tape.product(tape.fresh((x, weights[f"{stream}.weight"]), keeps=(x, past)))
+            if self.bias:
+                y = tape.add(y, weights[f"{stream}.bias"])
+            is_fused = not self.bias and self.function == "silu"
+            outputs.append(y if is_fused or self.function is None else activated(tape, self.function, y))
+        return tuple(outputs)

@@ -88,17 +88,17 @@ def kept_bytes(model: nn.Module, given: Given, mode: Recompute = "none") -> int:
     return found
 
 
-def check_activations(graph: Graph) -> list[str]:
+def check_activations(graph: Graph, length: int = LENGTH) -> list[str]:
     """Check that what autograd keeps of a forward is what the graph says, to the byte, or that the ops left out are named.
 
-    In float32 and bfloat16, with nothing, with all but products, and with all of a layer computed again. The names of the
-    ops that can't say theirs come back.
+    Of ``length`` tokens a row, in float32 and bfloat16, with nothing, with all but products, and with all of a layer computed
+    again. The names of the ops that can't say theirs come back.
 
     Raises:
         AssertionError: bytes differ.
     """
     left_out: list[str] = []
-    given = feed(graph)
+    given = feed(graph, length)
     for dtype in DTYPES:
         model = build(graph, device="cpu", dtype=dtype, seed=0)
         fed = _in_dtype(given, dtype)
@@ -106,7 +106,7 @@ def check_activations(graph: Graph) -> list[str]:
             said = measure_activations(
                 graph_of(model),
                 batch_size=BATCH,
-                seq_len=LENGTH,
+                seq_len=length,
                 source_len=SOURCE_LENGTH,
                 dtype=dtype,
                 recompute=mode,

@@ -185,7 +185,8 @@ class CausalConv(nn.Module):
         """The kernel - 1 inputs before this call, a copy: the state is overwritten while backward may still need them."""
         held = carried(columns_BPC, step)
         if held is None:
-            return x.new_zeros(x.shape[0], self.kernel - 1, x.shape[-1])
+            # One zero seen as all of them: backward keeps it.
+            return x.new_zeros(()).expand(x.shape[0], self.kernel - 1, x.shape[-1])
         return held.to(x.dtype, copy=torch.is_grad_enabled())
 
     def _keep(self, columns_BTC: Tensor, step: Step | None, state_BPC: Tensor) -> None:

@@ -35,7 +35,7 @@ def gated_delta_rule(
         g=log_decay.float(),
         beta=beta.float(),
         scale=scale,
-        initial_state=state.float(),
+        initial_state=state.float().contiguous(),
         output_final_state=True,
     )
     return out.to(v.dtype), final_state

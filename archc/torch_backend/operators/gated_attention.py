@@ -37,7 +37,9 @@ def gated_attention_rule(
     I = H; state: (B, H, K, V), None for zeros.
     """
     if state is None:
-        state = v.new_zeros(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=_arithmetic_dtype(v))
+        # One zero seen as all of them: backward keeps it.
+        zero = v.new_zeros((), dtype=_arithmetic_dtype(v))
+        state = zero.expand(v.shape[0], v.shape[2], q.shape[3], v.shape[3])
     if q.shape[1] == 1:
         return gated_attention_step(q, k, v, log_decay, state, scale=scale)
     out, final_state, _ = torch.ops.archc.gated_attention(q, k, v, log_decay, state, scale)

@@ -40,8 +40,7 @@ def gated_delta_rule(
     if log_decay.dim() == 3:
         log_decay = log_decay.unsqueeze(-1)
     if state is None:
-        batch, _, heads, keys = q.shape
-        state = torch.zeros(batch, heads, keys, v.shape[3], device=v.device, dtype=_arithmetic_dtype(v))
+        state = _no_state(q, v)
     if v.is_cuda:
         from archc.torch_backend.operators import fla
 
@@ -61,7 +60,7 @@ def gated_delta_recurrent(
     dtype, shape, out_dtype = _arithmetic_dtype(v), v.shape, v.dtype
     items, keys, tokens = shape[0] * shape[2], q.shape[3], shape[1]
     if state is None:
-        state = torch.zeros(shape[0], shape[2], keys, shape[3], device=v.device, dtype=dtype)
+        state = _no_state(q, v)
     state_NKV = state.to(dtype).reshape(items, keys, shape[3])
     inputs = [tensor.to(dtype) for tensor in (q, k, v, log_decay, beta)]
     inputs[0], inputs[3] = inputs[0] * scale, inputs[3].exp()
@@ -109,6 +108,12 @@ def gated_delta_flops(batch: int, seq: int, heads: int, key_dim: int, value_dim:
 
 def _arithmetic_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _no_state(q: Tensor, v: Tensor) -> Tensor:
+    """The state before the first token: one zero seen as all of them, since backward keeps it."""
+    zero = v.new_zeros((), dtype=_arithmetic_dtype(v))
+    return zero.expand(v.shape[0], v.shape[2], q.shape[3], v.shape[3])
 
 
 def _groups(v: Tensor, keys: int) -> Iterator[tuple[slice, slice]]:

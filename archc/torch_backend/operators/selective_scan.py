@@ -34,7 +34,8 @@ def selective_scan_rule(
     """
     x, a, b, c = (tensor.to(dt.dtype) for tensor in (x, a, b, c))
     if state is None:
-        state = x.new_zeros(x.shape[0], *a.shape)
+        # One zero seen as all of them: backward may keep it.
+        state = x.new_zeros(()).expand(x.shape[0], *a.shape)
     if x.shape[1] == 1:
         return selective_scan_step(x, dt, a, b, c, state)
     out, final_state, _ = torch.ops.archc.selective_scan(x, dt, a, b, c, state.to(dt.dtype))
