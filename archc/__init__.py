@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from archc.expansion import expand
     from archc.planning.parallel import Parallel
     from archc.planning.serving import estimate_serving
+    from archc.planning.timing import estimate_time
     from archc.reporting.report import report
     from archc.runtime import load
     from archc.spec.load import load_spec, loads_spec
@@ -30,6 +31,7 @@ __all__ = [
     "complexity",
     "estimate",
     "estimate_serving",
+    "estimate_time",
     "expand",
     "generate",
     "init",
@@ -50,6 +52,7 @@ _HOMES = {
     "complexity": "archc.estimation.complexity",
     "estimate": "archc.estimation.estimate",
     "estimate_serving": "archc.planning.serving",
+    "estimate_time": "archc.planning.timing",
     "expand": "archc.expansion",
     "generate": "archc.torch_backend.generate",
     "init": "archc.torch_backend.build",

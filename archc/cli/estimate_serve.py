@@ -12,7 +12,6 @@ from archc.planning.serving_memory import Serving
 __all__ = ["estimated", "print_found"]
 
 _NAMES = {
-    "gpu": "gpu",
     "gpus": "gpus",
     "prefill_tokens": "prefill_tokens",
     "prefix_caching": "prefix_caching",
@@ -31,6 +30,8 @@ def estimated(asked: Asked) -> Serving:
     stated: dict[str, Any] = {
         argument: asked.values[option] for option, argument in _NAMES.items() if asked.values[option] is not None
     }
+    if asked.device is not None:
+        stated["gpu"] = asked.device
     if asked.block_size is not None:
         stated["block_size"] = asked.block_size
     return estimate_serving(

@@ -29,6 +29,7 @@ COMMANDS = {
     "inspect": "Which provider takes each node of an ONNX file, and what it can't run.",
     "tokenizer": "Learn a tokenizer from texts, or look at one.",
     "schema": "The JSON Schema of specs, for editors.",
+    "hardware": "The devices that estimates know, with their figures and sources.",
     "plugins": "The kinds, ops and exporters that are installed.",
 }
 """Command -> its one line. The module archc.cli.<command> holds it as ``command``; a word of Python's own ends in _."""

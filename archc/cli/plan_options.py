@@ -24,15 +24,23 @@ _SPLITS = {
 
 
 def gpu_option(function: Function) -> Function:
-    """--gpu, a device of the catalogue."""
-    return click.option("--gpu", metavar="NAME", help="Device of the catalogue: h200, a100-80gb, …")(function)
+    """--gpu, a device of the catalogue or of the file given as --hardware."""
+    file = click.option(
+        "--hardware",
+        metavar="FILE",
+        help="Devices of your own, in the form of the catalogue (archc hardware --json).",
+    )
+    return click.option("--gpu", metavar="NAME", help="Device of the catalogue: h200, a100-80gb, …")(file(function))
 
 
 def split_options(function: Function) -> Function:
     """--gpus, --tp, --pp, --ep, --dp, --cp; the command gets each as a number or None."""
     for name, text in reversed(_SPLITS.items()):
         function = click.option(f"--{name}", type=RANKS, metavar="N", help=f"{text} Default: 1.")(function)
-    text = "Devices. Without --tp and --pp they are shared by tp as far as the model can be cut, then by pp."
+    text = (
+        "Devices. Without --tp and --pp they are shared by tp as far as the model can be cut, then by pp; for --time by tp "
+        "as far as links reach, then by dp."
+    )
     return click.option("--gpus", type=RANKS, metavar="N", help=text)(function)
 
 

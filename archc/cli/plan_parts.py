@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from archc.cli.options import BYTES, LENGTH
+from archc.cli.options import BYTES, COUNT, LENGTH, POSITIVE
 from archc.cli.plan_options import gpu_option, split_options
 
 if TYPE_CHECKING:
     from archc.graph.graph import Graph
+    from archc.planning.hardware import Device
     from archc.planning.parallel import Parallel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,6 +45,16 @@ class Asked:
 
         return parallel_of(self.values)
 
+    @property
+    def device(self) -> Device | str | None:
+        """The stated device, still a name where it is one of the catalogue."""
+        gpu, file = self.values["gpu"], self.values["hardware"]
+        if gpu is None or file is None:
+            return gpu
+        from archc.planning.hardware import find_device
+
+        return find_device(gpu, file)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -63,6 +74,20 @@ class Part:
         """The same for people."""
         import_module(self.module).print_found(found)
 
+
+_SHARE = click.FloatRange(0, 1, min_open=True)
+_RECOMPUTE = click.Option(
+    ["--recompute"],
+    type=click.Choice(["none", "selective", "full"]),
+    help="What a training step computes again in its backward. Default: none.",
+)
+_MICRO_BATCHES = click.Option(
+    ["--micro-batches"],
+    type=POSITIVE,
+    metavar="N",
+    help="Passes of a training step before the optimizer's. Default: 1; in --time over several ranks what makes 4 M tokens.",
+)
+"""Options of several parts."""
 
 PARTS = (
     Part(
@@ -118,17 +143,64 @@ PARTS = (
             ),
         ),
     ),
+    Part(
+        "time",
+        "time",
+        "Time of a prefill, a token and a training step on --gpu by a roofline: an estimate, not a measurement.",
+        "archc.cli.estimate_time",
+        (
+            click.Option(
+                ["--compute-efficiency"],
+                type=_SHARE,
+                metavar="PART",
+                help="Part of the dense peak reached. Default: 0.7.",
+            ),
+            click.Option(
+                ["--memory-efficiency"],
+                type=_SHARE,
+                metavar="PART",
+                help="Part of the bandwidth reached. Default: 0.8.",
+            ),
+            click.Option(
+                ["--link-efficiency"],
+                type=_SHARE,
+                metavar="PART",
+                help="Part of the links' rate reached. Default: 0.8.",
+            ),
+            click.Option(
+                ["--overlap"],
+                type=click.FloatRange(0, 1),
+                metavar="PART",
+                help="Part of the communication hidden behind work. Default: 0.",
+            ),
+            click.Option(
+                ["--mfu"],
+                type=_SHARE,
+                metavar="PART",
+                help="Take a training step to reach this part of the peak, instead of the roofline's time.",
+            ),
+            click.Option(
+                ["--tokens"], type=COUNT, metavar="COUNT", help="A budget to train on, as in 15.6T: hours and energy."
+            ),
+            click.Option(
+                ["--flops-convention"],
+                metavar="NAME",
+                help="How MFU counts: archc, 6nd, kaplan, chinchilla, palm, megatron, mosaic. Default: archc.",
+            ),
+            _RECOMPUTE,
+            _MICRO_BATCHES,
+        ),
+    ),
 )
 """Order of their sections."""
 
-_SHARED = ("gpu", "gpus", "tp", "pp", "ep", "dp", "cp")
+_SHARED = ("gpu", "hardware", "gpus", "tp", "pp", "ep", "dp", "cp")
 
 
 def part_options(function: Function) -> Function:
     """The flags, the options that parts share, and those of each."""
-    for part in reversed(PARTS):
-        for option in reversed(part.options):
-            _add(function, option)
+    for option in reversed(list(dict.fromkeys(option for part in PARTS for option in part.options))):
+        _add(function, option)
     function = gpu_option(split_options(function))
     for part in reversed(PARTS):
         function = click.option(f"--{part.flag}", is_flag=True, help=part.text)(function)
@@ -148,14 +220,16 @@ def asked_parts(ctx: click.Context, values: dict[str, Any]) -> list[Part]:
         UsageError: an option is given without the flag that it belongs to; all such options are named.
     """
     asked = [part for part in PARTS if values[part.flag]]
-    owners = {option.name: part for part in PARTS for option in part.options}
+    owners: dict[str | None, list[str]] = {}
+    for part in PARTS:
+        for option in part.options:
+            owners.setdefault(option.name, []).append(part.flag)
     wrong: list[str] = []
     for param in ctx.command.params:
         name = param.name or ""
         if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
-        owner = owners.get(name)
-        flags = [part.flag for part in PARTS] if name in _SHARED else [] if owner is None else [owner.flag]
+        flags = [part.flag for part in PARTS] if name in _SHARED else owners.get(name, [])
         if flags and not any(part.flag in flags for part in asked):
             wrong.append(f"{param.opts[0]} belongs to {' or '.join(f'--{flag}' for flag in flags)}")
     if wrong:
