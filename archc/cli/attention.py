@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from archc.cli.options import Command, json_option, require_extra, seed_option, set_option
+from archc.cli.outputs import OutputFile
 
 _LAYER = re.compile(r"(?:(?P<stack>encoder|decoder)\.)?(?P<number>[0-9]{1,6})")
-_ENDINGS = (".png", ".svg", ".html")
+_PICTURE = OutputFile((".png", ".svg", ".html"))
 
 
 def _layer(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str | None, int] | None:
@@ -20,17 +21,6 @@ def _layer(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     if match is None:
         raise click.BadParameter(f"{value!r} is no layer; layers are written as 3, encoder.3 or decoder.3")
     return match["stack"], int(match["number"])
-
-
-def _picture(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
-    if value is None:
-        return None
-    path = Path(value)
-    if path.suffix.lower() not in _ENDINGS:
-        raise click.BadParameter(f"{value!r} should end in {', '.join(_ENDINGS)}")
-    if not path.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {path.absolute().parent}")
-    return path
 
 
 @click.command("attention", cls=Command)
@@ -62,7 +52,7 @@ def _picture(ctx: click.Context, param: click.Parameter, value: str | None) -> P
     "-o",
     "--output",
     "output",
-    callback=_picture,
+    type=_PICTURE,
     metavar="FILE",
     help="A picture: .png, .svg, or .html with the table.",
 )

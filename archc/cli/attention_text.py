@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from archc.attention_maps.maps import AttentionMap
 from archc.cli.attention_model import Looked
+from archc.cli.files import write_atomically
 from archc.cli.table import print_heading, print_table
 
 COLUMNS = ("map", "head", "entropy nats", "distance tokens", "first share")
@@ -78,12 +77,7 @@ def write_picture(found: Looked, path: Path) -> None:
     data = drawn(panels, title, "png" if ending == "png" else "svg")
     if ending == "html":
         data = page(data, f"Attention of {title}", COLUMNS, table_rows(found))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, data)
 
 
 def _shown(one: AttentionMap, head: int | None) -> Iterator[tuple[str, Tensor]]:

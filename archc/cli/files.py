@@ -13,11 +13,11 @@ from archc.errors import ArchcError
 from archc.units import gib
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """A text file, UTF-8."""
+def write_atomically(path: Path, text: str | bytes) -> None:
+    """A file; a text is UTF-8, with the line ends that it has."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(text.encode("utf-8") if isinstance(text, str) else text)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

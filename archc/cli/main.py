@@ -16,6 +16,8 @@ COMMANDS = {
     "estimate": "Parameters, weight and cache bytes, and FLOPs of a spec.",
     "complexity": "How time and cache of a spec grow with the length, kind by kind.",
     "diff": "What is otherwise between two specs, in structure and cost, and why.",
+    "compare": "Costs of several specs side by side, in tables and charts.",
+    "plot": "Charts of specs: caches and FLOPs over the length, parameters by part.",
     "show": "The layers that a spec describes, the merged spec, or its lockfile.",
     "validate": "Check spec files and print every problem.",
     "attention": "What each token reads of each token: maps of attention as pictures and in numbers.",

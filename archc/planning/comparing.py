@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from archc.errors import ArchcError
-from archc.planning.measures import Measure, Number, measures
+from archc.planning.measures import MEASURES, Measure, Number, measures
 from archc.planning.models import Model, Options, Source, common_length, open_models
 
 COMPARE_CONVENTIONS: dict[str, str] = {
@@ -93,7 +93,7 @@ class Comparison:
 
 
 def compare(
-    sources: Sequence[Source],
+    sources: Sequence[Source] | Source,
     *,
     at: Sequence[int] | int | None = None,
     overrides: Sequence[str] = (),
@@ -115,7 +115,7 @@ def compare(
     lengths = common_lengths(models, at)
     costs = {length: [measures(model.estimate(length, options)) for model in models] for length in lengths}
     first = costs[lengths[0]]
-    names = dict.fromkeys(name for found in first for name in found)
+    names = sorted({name for found in first for name in found}, key=MEASURES.index)
     rows = [_row(first, name, None) for name in names if not _shown(first, name).is_at_length]
     for name in names:
         if _shown(first, name).is_at_length:

@@ -21,6 +21,21 @@ STEP_TITLES = {
 """Step of an estimate -> how its work is called."""
 
 
+MEASURES = (
+    "parameters",
+    "active_parameters",
+    "mtp_parameters",
+    "weight_bytes",
+    "cache_bytes_per_token",
+    "cache_bytes_per_token_below_windows",
+    "cache_bytes_per_source_token",
+    "state_bytes_per_sequence",
+    "cache_bytes",
+    *(f"{step}_flops" for step in STEP_TITLES),
+)
+"""Names of all quantities, in the order in which they are shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """One quantity: ``by_part`` sums to ``total``. ``name`` ends in its unit, which is ``parameters``, ``B``, ``FLOPs`` or ``s``.

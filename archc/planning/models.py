@@ -96,7 +96,7 @@ def all_loaded(loads: Iterable[Callable[[], Loaded]]) -> list[Loaded]:
     return found
 
 
-def open_models(sources: Sequence[Source], overrides: Sequence[str] = ()) -> list[Model]:
+def open_models(sources: Sequence[Source] | Source, overrides: Sequence[str] = ()) -> list[Model]:
     """Several models, labelled by their names; equal names are numbered.
 
     Raises:

@@ -1,0 +1,105 @@
+"""``archc compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from archc.cli.options import (
+    LENGTHS,
+    POSITIVE,
+    Command,
+    dtype_option,
+    json_option,
+    print_json,
+    require_extra,
+    set_option,
+)
+from archc.cli.outputs import PICTURES, OutputFile
+
+if TYPE_CHECKING:
+    from archc.planning.comparing import Comparison
+
+_TABLES = (".csv", ".md", ".json")
+
+
+@click.command("compare", cls=Command)
+@click.argument("specs", metavar="SPEC...", nargs=-1, required=True)
+@click.option(
+    "--at",
+    "lengths",
+    type=LENGTHS,
+    metavar="LENGTHS",
+    help="Tokens at which costs are compared, as in 4k,128k,1M. Default: the least context length of the specs, or 4096.",
+)
+@click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help="Sequences at once.")
+@dtype_option("--dtype", text="dtype of the weights of all. Default: the specs'.")
+@dtype_option("--kv-cache-dtype", text="dtype of all caches but for recurrent states. Default: the specs'.")
+@click.option(
+    "-o",
+    "--output",
+    "--plot",
+    "outputs",
+    type=OutputFile((*_TABLES, *PICTURES)),
+    multiple=True,
+    metavar="FILE",
+    help="Write the table (.csv, .md, .json) or charts (.png, .svg, .pdf) instead of printing it. Can be repeated.",
+)
+@set_option
+@json_option
+def command(
+    specs: tuple[str, ...],
+    lengths: tuple[int, ...] | None,
+    batch_size: int,
+    dtype: str | None,
+    kv_cache_dtype: str | None,
+    outputs: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Parameters, weights, caches and FLOPs of several specs (files or shipped names) side by side.
+
+    Example: archc compare deepseek-v3 kimi-linear-48b-a3b llama-3-70b --at 4k,128k,1M
+    """
+    if any(path.suffix.lower() in PICTURES for path in outputs):
+        require_extra("plot", ("matplotlib",), "a chart")
+    from archc.planning.comparing import compare
+    from archc.planning.models import open_models
+
+    models = open_models(specs, overrides)
+    options: dict[str, Any] = {"batch_size": batch_size, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+    found = compare([model.graph for model in models], at=lengths, **options)
+    for path in outputs:
+        _write(path, found, [model.graph for model in models], options)
+    if as_json:
+        print_json(found.to_json())
+    elif outputs:
+        for path in outputs:
+            click.echo(f"wrote {path}")
+    else:
+        from archc.cli.compare_text import print_comparison
+
+        print_comparison(found)
+
+
+def _write(path: Path, found: Comparison, graphs: list[Any], options: dict[str, Any]) -> None:
+    from archc.cli.files import write_atomically
+
+    ending = path.suffix.lower()
+    if ending in PICTURES:
+        from archc.plotting.plot import plot
+
+        drawn = plot(graphs, what=("cache", "flops", "parameters"), at=found.lengths, **options)
+        write_atomically(path, drawn.picture(ending))
+    elif ending == ".csv":
+        write_atomically(path, found.to_csv())
+    elif ending == ".md":
+        from archc.cli.compare_text import markdown
+
+        write_atomically(path, markdown(found))
+    else:
+        import json
+
+        write_atomically(path, json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,128 @@
+"""The charts by themselves: each draws numbers of ``archc.planning`` on the axes that it is given."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from archc.planning.curves import Bars, Curves
+from archc.plotting.style import GREY, MARKERS, binary_bytes, colour, decimal, length_axis, log_axis, tokens
+
+_STEP_LINES = {"": "-", "decode": "-", "forward": "-.", "prefill": (0, (4, 2))}
+_STEP_TITLES = {"decode": "decode, at that length", "forward": "forward, mean", "prefill": "prefill, mean"}
+_ROOM = 2.2
+"""Around the values on a logarithmic axis: even a constant has a tick below and one above."""
+_BARS_IN_PANEL = 2.6
+"""Places that a panel has room for; fewer bars don't grow to fill it."""
+_MARKER_SPACING = 8
+"""Points of a curve from one marker to the next: markers tell curves apart where colours can't."""
+
+
+def draw_curves(axes: Axes, curves: Curves) -> None:
+    """A line a model and step over the length, both axes logarithmic."""
+    axes.set_title(curves.title)
+    models = list(dict.fromkeys(curve.model for curve in curves.curves))
+    drawn = [curve for curve in curves.curves if any(curve.values)]
+    for curve in drawn:
+        number = models.index(curve.model)
+        axes.plot(
+            curve.lengths,
+            curve.values,
+            color=colour(number),
+            linestyle=_STEP_LINES[curve.step],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=4,
+            # Markers of two curves that lie on each other stand side by side.
+            markevery=(number % _MARKER_SPACING, _MARKER_SPACING),
+            label=f"{curve.model} {curve.step}".strip(),
+        )
+    if not drawn:
+        axes.text(0.5, 0.5, "no model keeps a cache", transform=axes.transAxes, ha="center", color=GREY)
+        return
+    length_axis(axes, drawn[0].lengths)
+    is_bytes = curves.unit == "B"
+    axes.set_yscale("log", base=2 if is_bytes else 10)
+    values = [value for curve in drawn for value in curve.values if value]
+    low, high = min(values), max(values)
+    if is_bytes:
+        log_axis(axes.yaxis, low, high, 2, binary_bytes)
+        axes.set_ylabel("bytes (GiB = 2³⁰)")
+    else:
+        log_axis(axes.yaxis, low, high, 10, decimal)
+        axes.set_ylabel("FLOPs (G = 10⁹, T = 10¹²)")
+    axes.set_ylim(low / _ROOM, high * _ROOM)
+    for length in curves.marks:
+        axes.axvline(length, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
+        axes.annotate(
+            tokens(length),
+            (length, 1),
+            (2, -2),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            va="top",
+            fontsize=7,
+            color=GREY,
+        )
+    _legend(axes, curves, models)
+
+
+def _legend(axes: Axes, curves: Curves, models: list[str]) -> None:
+    """Models by colour, steps by line where there are several."""
+    drawn = {(curve.model, curve.step) for curve in curves.curves if any(curve.values)}
+    handles = [
+        Line2D([], [], color=colour(number), marker=MARKERS[number % len(MARKERS)], markersize=4, label=model)
+        for number, model in enumerate(models)
+        if any(model == name for name, _ in drawn)
+    ]
+    steps = [step for step in _STEP_TITLES if any(step == found for _, found in drawn)]
+    if len(handles) == 1 and len(steps) <= 1:
+        handles = []
+    if steps:
+        handles += [Line2D([], [], color=GREY, linestyle=_STEP_LINES[step], label=_STEP_TITLES[step]) for step in steps]
+    if handles:
+        axes.legend(handles=handles, loc="upper left")
+
+
+def draw_bars(axes: Axes, bars: Bars) -> None:
+    """Bars of equal length divided by groups of parts; what they stand for is written behind them."""
+    axes.set_title("parameters by part")
+    places = _places(bars)
+    left = [0.0] * len(places)
+    for number, group in enumerate(bars.groups):
+        widths = [100 * bar.counts[number] / (bar.total or 1) for bar in bars.bars]
+        axes.barh(
+            places,
+            widths,
+            height=[0.34 if bar.is_active else 0.56 for bar in bars.bars],
+            left=left,
+            color=colour(number),
+            edgecolor="white",
+            linewidth=0.5,
+            label=group,
+        )
+        left = [before + width for before, width in zip(left, widths, strict=True)]
+    for place, bar in zip(places, bars.bars, strict=True):
+        text = f"{_rounded(bar.total)}{' active' if bar.is_active else ''}"
+        axes.annotate(text, (100, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    named = [(place, bar.model) for place, bar in zip(places, bars.bars, strict=True) if not bar.is_active]
+    axes.set_yticks([place for place, _ in named], [name for _, name in named])
+    axes.tick_params(axis="y", length=0)
+    margin = max(0.6, (_BARS_IN_PANEL - places[-1]) / 2)
+    axes.set_ylim(places[-1] + margin, -margin)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("share of the parameters (%)")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=min(4, len(bars.groups)), columnspacing=1.2)
+
+
+def _places(bars: Bars) -> list[float]:
+    """Where each bar stands: that of the active parameters close under that of all."""
+    places: list[float] = []
+    for bar in bars.bars:
+        step = 0.0 if not places else 0.5 if bar.is_active else 1.0
+        places.append((places[-1] if places else 0.0) + step)
+    return places
+
+
+def _rounded(count: int) -> str:
+    return decimal(float(f"{count:.3g}"))
