@@ -78,6 +78,16 @@ class Group:
             held = _ceil(self.window, self.block_tokens)
         return min(_ceil(tokens, self.block_tokens), held)
 
+    def admitted_blocks(
+        self, tokens: int, in_flight_tokens: int, *, source_tokens: int = 0, mode: StateMode = "none", cp: int = 1
+    ) -> int:
+        """Blocks that a request may come to hold while so many tokens are read at once (``max_admission_blocks_per_request``)."""
+        if self.window is None or tokens < 1:
+            return self.blocks(tokens, source_tokens=source_tokens, mode=mode, cp=cp)
+        if self.type == "chunked":
+            return _ceil(min(self.window + in_flight_tokens, tokens), self.block_tokens)
+        return _ceil(min(self.window - 1 + in_flight_tokens, tokens), self.block_tokens) + 1
+
     def shared_blocks(self, prefix_tokens: int, cp: int = 1) -> int:
         """Whole blocks of a common prefix that requests share as long as they run: those that no window leaves."""
         return prefix_tokens // cp // self.block_tokens if self.type == "full" else 0
@@ -109,6 +119,13 @@ class Pages:
         """Blocks of one sequence, over all groups."""
         return sum(
             group.blocks(tokens, source_tokens=source_tokens, mode=self.mode, cp=self.cp) for group in self.groups
+        )
+
+    def admitted_blocks(self, tokens: int, in_flight_tokens: int, *, source_tokens: int = 0) -> int:
+        """Blocks of one sequence while it is read, over all groups."""
+        return sum(
+            group.admitted_blocks(tokens, in_flight_tokens, source_tokens=source_tokens, mode=self.mode, cp=self.cp)
+            for group in self.groups
         )
 
     def batch_blocks(self, batch: int, tokens: int, *, source_tokens: int = 0, prefix_tokens: int = 0) -> int:

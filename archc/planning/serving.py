@@ -212,7 +212,13 @@ def _stage_memory(need: Need, index: int, batch: int) -> StageMemory:
         overhead_bytes=options.overhead_bytes,
         used_bytes=need.cache(index, batch, length, "ideal"),
         allocated_bytes=need.cache(index, batch, length, "tensors"),
-        paged_bytes=need.cache(index, batch, length, "paged") - pages.block_bytes[index],
+        paged_bytes=pages.batch_bytes(
+            index,
+            batch,
+            length,
+            source_tokens=need.cache_options.source_len,
+            prefix_tokens=options.prefix_tokens,
+        ),
         unmanaged_bytes=unmanaged,
     )
 
@@ -221,9 +227,10 @@ def _pool(need: Need, budget: int, batch: int) -> Pool:
     length, pages = need.options.max_model_len, need.pages
     room = [budget - need.beside_cache(index, batch, length) for index in range(len(need.weights))]
     counts = [max(free, 0) // size for free, size in zip(room, pages.block_bytes, strict=True) if size]
-    blocks = max(min(counts, default=0) - 1, 0)
+    blocks = min(counts, default=0)
     least = pages.request_blocks(1, source_tokens=1)
-    whole = pages.request_blocks(length, source_tokens=need.cache_options.source_len)
+    source = need.cache_options.source_len
+    whole = pages.admitted_blocks(length, need.options.prefill_tokens, source_tokens=source)
     return Pool(
         bytes=max(min(room), 0),
         blocks=blocks,

@@ -92,10 +92,10 @@ class Fit:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Pool:
-    """Blocks that a device has room for beside everything else, at the options' batch; ``None`` of what is not bounded.
+    """Blocks that a device has room for beside everything else, at the options' batch.
 
     ``least_request_share``: the part of it that a request of one token takes. ``concurrency``: requests of full length at once,
-    of one model copy, as vLLM prints it but without tokens that are being read.
+    of one model copy, each with room for the tokens that are read at once: what vLLM prints when it starts.
     """
 
     bytes: int

@@ -67,11 +67,16 @@ class Need:
         return self.weights[index] + workspace + self.options.overhead_bytes
 
     def cache(self, index: int, batch: int, tokens: int, runtime: str) -> int:
-        """The cache's bytes under ``ideal``, ``tensors`` or ``paged``, of which the last keeps one block for no token."""
+        """The cache's bytes under ``ideal``, ``tensors`` or ``paged``.
+
+        The last keeps one block for no token, and windows of the sequence that is being read hold more for that while.
+        """
         if runtime == "paged":
             source, prefix = self.cache_options.source_len, self.options.prefix_tokens
             held = self.pages.batch_bytes(index, batch, tokens, source_tokens=source, prefix_tokens=prefix)
-            return held + self.pages.block_bytes[index]
+            reading = self.pages.admitted_blocks(tokens, self.options.prefill_tokens, source_tokens=source)
+            more = max(reading - self.pages.request_blocks(tokens, source_tokens=source), 0) + 1
+            return held + more * self.pages.block_bytes[index]
         stage = self.sharding.stages[index]
         return cache_bytes(stage, self.graph, self.cache_options, batch, tokens, allocated=runtime == "tensors")
 
