@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from archc.spec.nodes import is_list
@@ -78,8 +79,9 @@ def joined(value: Any) -> str | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def parse(text: str) -> Items:
-    """The items of a pattern.
+    """The items of a pattern; one that was read is remembered, since a spec's patterns are asked for by many rules.
 
     Raises:
         PatternError: the text is no pattern; ``word`` is the part that isn't.

@@ -6,6 +6,7 @@ Works on plain data as well as on a valid stack, so that patterns are judged in 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pydantic_core import PydanticCustomError
@@ -104,12 +105,18 @@ def placed(stack: Mapping[str, Any]) -> set[str]:
     found: set[str] = set()
     for track in TRACKS:
         text = joined(stack.get(track))
-        try:
-            items = parse(text) if text is not None else ()
-        except PatternError:
-            continue
-        found.update(name for item in items for entry in item.names() for name in entry.split("+"))
+        if text is not None:
+            found |= _placed_by(text)
     return found
+
+
+@lru_cache(maxsize=256)
+def _placed_by(text: str) -> frozenset[str]:
+    try:
+        items = parse(text)
+    except PatternError:
+        return frozenset()
+    return frozenset(name for item in items for entry in item.names() for name in entry.split("+"))
 
 
 def _half_layer(entry: str, names: Names) -> LayerPlan:
