@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from archc.planning.parallel import Parallel
     from archc.planning.serving import estimate_serving
     from archc.planning.timing import estimate_time
+    from archc.planning.training import estimate_training
     from archc.reporting.report import report
     from archc.runtime import load
     from archc.spec.load import load_spec, loads_spec
@@ -32,6 +33,7 @@ __all__ = [
     "estimate",
     "estimate_serving",
     "estimate_time",
+    "estimate_training",
     "expand",
     "generate",
     "init",
@@ -53,6 +55,7 @@ _HOMES = {
     "estimate": "archc.estimation.estimate",
     "estimate_serving": "archc.planning.serving",
     "estimate_time": "archc.planning.timing",
+    "estimate_training": "archc.planning.training",
     "expand": "archc.expansion",
     "generate": "archc.torch_backend.generate",
     "init": "archc.torch_backend.build",

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from archc.cli.options import BYTES, COUNT, LENGTH, POSITIVE
 from archc.cli.plan_options import gpu_option, split_options
+from archc.cli.train_options import TRAIN_OPTIONS
 
 if TYPE_CHECKING:
     from archc.graph.graph import Graph
@@ -85,7 +86,8 @@ _MICRO_BATCHES = click.Option(
     ["--micro-batches"],
     type=POSITIVE,
     metavar="N",
-    help="Passes of a training step before the optimizer's. Default: 1; in --time over several ranks what makes 4 M tokens.",
+    help="Passes of a training step before the optimizer's. Default: one a stage; in --time over several ranks what makes 4 M "
+    "tokens.",
 )
 """Options of several parts."""
 
@@ -142,6 +144,13 @@ PARTS = (
                 help="Warn where a request of one token takes more than this part of the pool. Default: 0.05.",
             ),
         ),
+    ),
+    Part(
+        "train",
+        "training",
+        "Memory of training on every rank: weights, gradients, optimizer, activations, logits and loss.",
+        "archc.cli.estimate_train",
+        (*TRAIN_OPTIONS, _RECOMPUTE, _MICRO_BATCHES),
     ),
     Part(
         "time",

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``in_flight(stage, stages, micro_batches, virtual)``: passes over one of the ``virtual`` runs of layers of a stage."""
+    """``in_flight(stage, stages, micro_batches, virtual)``: passes over one of the ``virtual`` runs of layers of a stage.
+
+    ``keeps_losses``: the last stage holds a loss for each of them, not for the one that turns round.
+    """
 
     name: str
     in_flight: Callable[[int, int, int, int], int]
     source: str
-    is_interleaved: bool = False
+    keeps_losses: bool = False
 
 
 def _gpipe(stage: int, stages: int, micro_batches: int, virtual: int) -> int:
@@ -36,7 +39,9 @@ def _zero_bubble(stage: int, stages: int, micro_batches: int, virtual: int) -> i
 SCHEDULES: dict[str, Schedule] = {
     each.name: each
     for each in (
-        Schedule("gpipe", _gpipe, "all forwards, then all backwards (arXiv 1811.06965): every micro-batch"),
+        Schedule(
+            "gpipe", _gpipe, "all forwards, then all backwards (arXiv 1811.06965): every micro-batch", keeps_losses=True
+        ),
         Schedule(
             "1f1b",
             _one_forward_one_backward,
@@ -47,7 +52,6 @@ SCHEDULES: dict[str, Schedule] = {
             _interleaved,
             "Megatron-LM's interleaved 1F1B (arXiv 2104.04473): 2 (stages - stage - 1) + (virtual - 1) stages + 1 passes over "
             "one run of layers; on the first stage the layers x (1 + (p - 1) / (p v)) of arXiv 2205.05198",
-            is_interleaved=True,
         ),
         Schedule(
             "zero-bubble",

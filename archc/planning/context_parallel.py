@@ -1,0 +1,51 @@
+"""Which mixers can share out the tokens of a sequence over ranks (context parallelism), and why others can't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from archc.graph.graph import Graph
+from archc.ir.values import Body, Node
+from archc.ops.attention import Attention, LatentAttention
+from archc.ops.masked_attention import BidirectionalAttention, CrossAttention
+from archc.ops.shared_attention import SharedAttention
+
+RING = (Attention, LatentAttention, BidirectionalAttention, CrossAttention, SharedAttention)
+"""Softmax attention over the keys of single tokens: ranks pass keys and values around and merge by their log-sums (Ring
+Attention, arXiv 2310.01889)."""
+
+
+def context_problems(graph: Graph, cp: int) -> list[str]:
+    """Why tokens can't be cut into ``cp``, a reason for each mixer and op; none where they can."""
+    if cp == 1:
+        return []
+    found: dict[str, None] = {}
+    for body in graph.bodies():
+        if body.part == "mixer":
+            found |= dict.fromkeys(_reasons(body, cp))
+    return list(found)
+
+
+def _reasons(body: Body, cp: int) -> Iterator[str]:
+    nodes = list(_nodes(body))
+    has_ring = any(type(node.op) in RING for node in nodes)
+    for node in nodes:
+        name = f"{node.op.op_name} of {body.label}"
+        if type(node.op) in RING:
+            continue
+        if any(state.growth == "fixed" and state.role == "recurrent" for state in node.states.values()):
+            yield f"tokens can't be cut into {cp} (cp): {name} carries a recurrent state from token to token"
+        elif node.states:
+            yield f"tokens can't be cut into {cp} (cp): {name} reads what earlier tokens left behind, and no ring passes it on"
+            has_ring = True
+    if not has_ring and not any(node.states for node in nodes):
+        names = ", ".join(dict.fromkeys(node.op.op_name for node in nodes if node.name))
+        yield f"tokens can't be cut into {cp} (cp): {body.label} has no softmax attention over single tokens ({names})"
+
+
+def _nodes(body: Body) -> Iterator[Node]:
+    for item in body.items:
+        if isinstance(item, Node):
+            yield item
+        else:
+            yield from _nodes(item.body)
