@@ -226,13 +226,16 @@ class _Cutter:
             cuts[dim] = (name, ways)
             shape.append(self._local(size, axis, ways))
             if held > 1:
-                copies, why = held, f"{scope.units['kv_heads']} kv_heads on {self.parallel.tp} ranks"
-        if not any(name == "tp" for name, _ in cuts.values()) and self.parallel.tp > 1 and not is_expert:
+                copies, why = held, _few_heads(scope, self.parallel.tp)
+        if is_expert and self.parallel.ep > 1:
+            why = f"experts go to {self.parallel.ep} of {self.parallel.stage_ranks} ranks" if copies > 1 else ""
+        elif not any(name == "tp" for name, _ in cuts.values()) and self.parallel.tp > 1:
             copies = self.parallel.tp
-            is_behind_sum = any("tp" in used for used in self._row_cut(scope, node)) and len(param.shape) == 1
-            why = "added once, behind the sum over ranks" if is_behind_sum else "no axis along which it could be cut"
-            if any(axis == "kv_heads" for axis in param.axes):
-                why = f"{scope.units['kv_heads']} kv_heads on {self.parallel.tp} ranks"
+            why = "no axis along which it could be cut"
+            if role.endswith("bias") and self._is_summed(scope, node):
+                why = "added once, behind the sum over ranks"
+            elif "kv_heads" in param.axes:
+                why = _few_heads(scope, self.parallel.tp)
         return ShardedParam(
             param, node, role, scope.layer, scope.kind, scope.prefixes, path, tuple(shape), cuts, copies, why, is_expert
         )
@@ -258,12 +261,14 @@ class _Cutter:
                 ] = None
         return ShardedState(state, local, node, role, scope.layer, scope.kind, scope.prefixes, path, held, why)
 
-    def _row_cut(self, scope: _Scope, node: Node) -> Iterator[str]:
-        """``tp`` where a weight of the op is cut along what it sums over."""
-        for param in node.params.values():
-            for axis, size in list(zip(param.axes, param.shape, strict=True))[1:]:
-                if axis is not None and self._ways(scope, size, axis, is_expert=False)[0] > 1:
-                    yield "tp"
+    def _is_summed(self, scope: _Scope, node: Node) -> bool:
+        """Whether a weight of the op is cut along what it sums over, so that ranks have parts of a sum."""
+        return any(
+            axis not in (None, "experts") and self._ways(scope, size, axis, is_expert=False)[0] > 1
+            for param in node.params.values()
+            for axis, size in list(zip(param.axes, param.shape, strict=True))[1:]
+            if param.axes[0] in (None, "experts") or len(param.axes) > 2
+        )
 
     def _ways(self, scope: _Scope, size: int, axis: str | None, *, is_expert: bool) -> tuple[int, int]:
         """(pieces into which a dimension is cut, ranks that hold the same piece)."""
