@@ -11,9 +11,10 @@ from archc.estimation.cache import CacheOptions
 from archc.graph.graph import resolve_dtype
 from archc.ir.size import evaluate, product
 from archc.ir.values import Node, Value
+from archc.planning.forms import CUT_AXES
 from archc.planning.roofline import Roof
 from archc.planning.sharding import Stage
-from archc.planning.work import CUT_AXES, Pieces, Step
+from archc.planning.work import Pieces, Step
 from archc.units import tensor_bytes
 
 Sent = dict[str, int]

@@ -17,6 +17,7 @@ from archc.estimation.placed import Placed, Placement, place
 from archc.graph.graph import Graph
 from archc.ir.op import Pairs
 from archc.ir.size import Dim, evaluate
+from archc.ir.values import Param
 from archc.spec.near import nearest
 
 FORWARD_AGAIN = {"none": 0, "selective": 0, "full": 1}
@@ -140,15 +141,19 @@ class _Facts:
             raise ArchcError(f"{convention} counts one attention over the whole text in every layer; {what}")
         return _Attention(quadratic, heads)
 
-    def matrices(self, part: str = "") -> int:
-        """Elements, used by one token, of weights with two or more dimensions: in the layers, or in a part outside of them."""
+    def matrices(self) -> int:
+        """Elements, used by one token, of the layers' weights with two or more dimensions."""
+        return self._elements(lambda placed, param: bool(placed.layer) and len(param.shape) > 1)
+
+    def token_table(self) -> int:
+        """Elements of the table that tokens are looked up in."""
+        return self._elements(lambda placed, param: placed.part[0] == "embedding" and "vocab" in param.axes)
+
+    def _elements(self, is_wanted: Callable[[Placed, Param], bool]) -> int:
         total, seen = 0, set[int]()
         for placed in self.placement.nodes:
-            if bool(placed.layer) if part else not placed.layer:
-                continue
             for role, param in placed.node.params.items():
-                is_wanted = len(param.shape) > 1 and (not part or placed.part[0] == part)
-                if is_wanted and id(param) not in seen:
+                if id(param) not in seen and is_wanted(placed, param):
                     seen.add(id(param))
                     total += placed.node.op.active_elements(role, param) * placed.count
         return total
@@ -188,7 +193,7 @@ def _whole_attention(convention: str) -> Callable[[_Facts, int], Parts]:
 def _chinchilla(facts: _Facts, length: int) -> Parts:
     attention = facts.attention("chinchilla")
     products = attention.quadratic * length * length + 3 * attention.heads * length * length
-    return 2 * facts.matrices() * length, products, 2 * facts.matrices("embedding") * length + _head(facts)
+    return 2 * facts.matrices() * length, products, 2 * facts.token_table() * length + _head(facts)
 
 
 def _megatron(facts: _Facts, length: int) -> Parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from archc.estimation.cache import CacheOptions
@@ -15,6 +15,7 @@ from archc.ir.size import evaluate, product
 from archc.ir.values import Body, Call, Node, Value
 from archc.planning.communication import gradients_s, hand_on_s, node_sends, send_s
 from archc.planning.flop_conventions import FORWARD_AGAIN
+from archc.planning.forms import OpForms, op_forms
 from archc.planning.roofline import Roof, Row, merged
 from archc.planning.sharding import Sharding, Stage
 from archc.planning.stages import StageItems, split_into_stages
@@ -90,6 +91,13 @@ class Run:
     recompute: str = "none"
     micro_batches: int = 1
     overlap: float = 0.0
+    _forms: dict[Node, OpForms] = field(default_factory=dict[Node, OpForms])
+
+    def forms(self, node: Node) -> OpForms:
+        """The closed forms of an op, made once."""
+        if node not in self._forms:
+            self._forms[node] = op_forms(node, self.pairs)
+        return self._forms[node]
 
     def step(self, name: StepName) -> StepTime:
         """The time of one step."""
@@ -134,7 +142,7 @@ class Run:
         """The numbers of a step; ``is_last`` for what stands behind the last layer."""
         options = self.options
         sizes = {"batch_size": options.batch_size, "max_model_len": options.max_model_len}
-        return make_step(name, **sizes, source_len=options.source_len, pairs=self.pairs, is_last=is_last)
+        return make_step(name, **sizes, source_len=options.source_len, is_last=is_last)
 
     def value_bytes(self, value: Value, name: StepName) -> int:
         """Bytes of a value of one copy."""
@@ -167,15 +175,15 @@ class _Staged:
     def _add(self, placed: Placed, step: Step, outputs: set[Value]) -> None:
         run, is_training = self.run, step.name == "train_step"
         again = FORWARD_AGAIN[run.recompute] if is_training and placed.layer else 0
-        work = node_work(placed.node, step, run.options, self.pieces)
+        forms = run.forms(placed.node)
+        work = node_work(forms, step, run.options, self.pieces)
         passes = placed.count * (1 + again + (BACKWARD if is_training else 0))
         whole = Row("")
         whole.add(work.times(passes), run.roof)
         for rows, key in ((self.parts, ".".join(placed.part[:2])), (self.layers, placed.layer or OUTSIDE)):
             rows.setdefault(key, Row(key)).join(whole)
         self.work_s += whole.seconds
-        types = [value.type for value in placed.node.inputs]
-        forward = evaluate(placed.node.op.flops(types, step.form, step.pairs), step.env)
+        forward = evaluate(forms.flops[step.form], step.env)
         self.flops += forward * placed.count * (1 + (BACKWARD if is_training else 0))
         is_output = any(value in outputs for value in placed.node.outputs)
         sends = node_sends(placed.node, step, run.options, self.pieces, is_output=is_output)

@@ -7,32 +7,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from archc.estimation.cache import CacheOptions
-from archc.estimation.complexity_costs import moved_values
 from archc.graph.graph import resolve_dtype
-from archc.ir.op import Form, Pairs
+from archc.ir.op import Form
 from archc.ir.size import evaluate, product
-from archc.ir.values import Node, Param
+from archc.ir.values import Node
+from archc.planning.forms import CUT_AXES, OpForms, WeightForm
 from archc.planning.sharding import Parallel, ShardedParam, ShardedState, Stage
 from archc.units import tensor_bytes
 
 StepName = Literal["forward", "prefill", "decode", "train_step"]
 
-CUT_AXES = ("heads", "kv_heads", "ffn", "vocab")
-"""Axes along which tensor parallelism cuts a value."""
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of one copy of a model: symbols -> numbers, the form that ops take, and which pairs count."""
+    """One step of one copy of a model: symbols -> numbers, and the form that ops take."""
 
     name: StepName
     env: dict[str, int]
     form: Form
-    pairs: Pairs
-
-    def tokens(self) -> int:
-        """New tokens of all sequences."""
-        return self.env["batch"] * self.env["seq"]
 
 
 def make_step(
@@ -41,7 +33,6 @@ def make_step(
     batch_size: int,
     max_model_len: int,
     source_len: int,
-    pairs: Pairs = "needed",
     is_last: bool = False,
 ) -> Step:
     """A step at a batch and a length in tokens.
@@ -52,9 +43,9 @@ def make_step(
     source = {"source": source_len, "memory": source_len}
     if name == "decode":
         env = {"batch": batch_size, "seq": 1, "past": max_model_len - 1, **source, "source": 0}
-        return Step(name, env, "few", pairs)
+        return Step(name, env, "few")
     length = 1 if is_last and name == "prefill" else max_model_len
-    return Step(name, {"batch": batch_size, "seq": length, "past": 0, **source}, "many", pairs)
+    return Step(name, {"batch": batch_size, "seq": length, "past": 0, **source}, "many")
 
 
 @dataclass(slots=True)
@@ -119,45 +110,39 @@ def pieces_of(stage: Stage, parallel: Parallel) -> Pieces:
     return Pieces(parallel, params, {(held.node, held.role): held for held in stage.states})
 
 
-def node_work(node: Node, step: Step, options: CacheOptions, pieces: Pieces) -> Work:
-    """The work of one rank. An op without counted FLOPs is fused into its neighbours and moves its states only.
+def node_work(forms: OpForms, step: Step, options: CacheOptions, pieces: Pieces) -> Work:
+    """The work of one rank.
 
     The ranks of cp share the tokens of a prefill; of a decode step they share the rows of states that grow.
     """
-    types = [value.type for value in node.inputs]
-    flops = evaluate(node.op.flops(types, step.form, step.pairs), step.env)
-    work = Work(state_bytes=_state_bytes(node, step, options, pieces))
+    flops = evaluate(forms.flops[step.form], step.env)
+    work = Work(state_bytes=_state_bytes(forms, step, options, pieces))
     if flops == 0:
         return work
-    tp, cp = pieces.parallel.tp, pieces.parallel.cp
-    sharing = cp if step.name != "decode" or any(state.growth == "append" for state in node.states.values()) else 1
+    node, tp, cp = forms.node, pieces.parallel.tp, pieces.parallel.cp
+    sharing = cp if step.name != "decode" or any(one.state.growth == "append" for one in forms.states) else 1
     ways = tp * cp if pieces.is_shared_out(node) else pieces.tp_ways(node) * sharing
     work.flops = -(-flops // ways)
-    work.weight_bytes = sum(
-        _weight_bytes(node, role, param, step, options.model_dtype, pieces) for role, param in node.params.items()
-    )
-    for value, dtype in moved_values(node):
-        elements = evaluate(product(value.shape), step.env)
-        cut = (tp if value.axis in CUT_AXES else 1) * (cp if step.name != "decode" else 1)
-        work.activation_bytes += tensor_bytes(-(-elements // cut), resolve_dtype(dtype, options.model_dtype))
+    work.weight_bytes = sum(_weight_bytes(one, forms, step, options.model_dtype, pieces) for one in forms.weights)
+    for value in forms.values:
+        cut = (tp if value.is_cut else 1) * (cp if step.name != "decode" else 1)
+        elements = -(-evaluate(value.elements, step.env) // cut)
+        work.activation_bytes += tensor_bytes(elements, resolve_dtype(value.dtype, options.model_dtype))
     return work
 
 
-def _weight_bytes(node: Node, role: str, param: Param, step: Step, model_dtype: str, pieces: Pieces) -> int:
+def _weight_bytes(weight: WeightForm, forms: OpForms, step: Step, model_dtype: str, pieces: Pieces) -> int:
     """Every weight once; of experts those that some token is expected to choose."""
-    held = pieces.params[id(param)]
-    used = node.op.active_elements(role, param)
-    elements = held.elements
-    if used != param.elements:
-        rows = evaluate(product(node.inputs[0].shape[:-1]), step.env)
-        parallel = pieces.parallel
-        if pieces.is_shared_out(node):
+    elements, parallel = pieces.params[id(weight.param)].elements, pieces.parallel
+    if weight.chosen < 1:
+        rows = evaluate(forms.rows, step.env)
+        if pieces.is_shared_out(forms.node):
             # The tokens of all copies meet in a group of ep ranks.
             rows = -(-rows * parallel.dp * parallel.ep // parallel.stage_ranks)
         elif step.name != "decode":
             rows = -(-rows // parallel.cp)
-        elements = math.ceil(elements * expected_share(used / param.elements, rows))
-    return tensor_bytes(elements, resolve_dtype(param.dtype, model_dtype))
+        elements = math.ceil(elements * expected_share(weight.chosen, rows))
+    return tensor_bytes(elements, resolve_dtype(weight.param.dtype, model_dtype))
 
 
 def expected_share(chosen: float, tokens: int) -> float:
@@ -165,17 +150,17 @@ def expected_share(chosen: float, tokens: int) -> float:
     return 1.0 if chosen >= 1 else -math.expm1(tokens * math.log1p(-chosen))
 
 
-def _state_bytes(node: Node, step: Step, options: CacheOptions, pieces: Pieces) -> int:
+def _state_bytes(forms: OpForms, step: Step, options: CacheOptions, pieces: Pieces) -> int:
     """A prefill writes what it keeps; a decode step reads rows, adds one among them, and reads and writes a fixed state."""
     if step.name not in ("prefill", "decode"):
         return 0
     total = 0
-    for role, state in node.states.items():
-        whole = evaluate(product(state.used), step.env)
-        local = evaluate(product(pieces.states[node, role].local.used), step.env)
+    for one in forms.states:
+        whole = evaluate(one.written, step.env)
         if whole == 0:
             continue
-        moved = whole if step.name == "prefill" else evaluate(node.op.read_elements(role, state), step.env)
-        passes = 2 if step.name == "decode" and state.growth == "fixed" else 1
-        total += tensor_bytes(-(-moved * local // whole), options.state_dtype(state)) * passes
+        local = evaluate(product(pieces.states[forms.node, one.role].local.used), step.env)
+        moved = whole if step.name == "prefill" else evaluate(one.read, step.env)
+        own = tensor_bytes(-(-moved * local // whole), options.state_dtype(one.state))
+        total += own * (one.passes if step.name == "decode" else 1)
     return total
