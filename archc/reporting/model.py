@@ -11,10 +11,11 @@ from archc.estimation.cache import DEFAULT_BLOCK_SIZE_TOKENS, LONG_CONTEXT
 from archc.estimation.estimate import estimate
 from archc.estimation.placed import Placement, place
 from archc.expansion import expand
-from archc.graph.graph import CAPACITY_MULTIPLE
+from archc.graph.graph import CAPACITY_MULTIPLE, Graph
 from archc.ir.size import Dim, evaluate, product
 from archc.ir.values import State
 from archc.reporting.forms import Number, Pool, exact
+from archc.reporting.ranks import ranks_of
 from archc.spec.schema import Spec
 
 STEPS = ("forward", "prefill", "decode", "train_step")
@@ -25,13 +26,17 @@ STEPS = ("forward", "prefill", "decode", "train_step")
 class Model:
     """A spec on a page: what is written there, and ``data``, from which the page's numbers are worked out."""
 
-    name: str
+    graph: Graph
     description: str
     source: str
     facts: list[str]
     drawing: str
     parts: list[tuple[str, int]]
     data: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
 
 
 def model_of(spec: Spec, source: str) -> Model:
@@ -89,10 +94,11 @@ def model_of(spec: Spec, source: str) -> Model:
         for kind in found.cache.by_kind
     ]
     data["states"] = _states(placement, [kind.part for kind in found.cache.by_kind], pool)
+    data["ranks"] = ranks_of(graph, pool)
     data |= pool.to_json()
     shown = picture(spec)
     parts = [(".".join(part), count) for part, count in counts.by_part.items() if count]
-    return Model(graph.name, spec.description or "", source, shown.facts, drawn(shown), parts, data)
+    return Model(graph, spec.description or "", source, shown.facts, drawn(shown), parts, data)
 
 
 def _weights(placement: Placement) -> list[list[Number | str]]:

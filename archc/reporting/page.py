@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -15,30 +16,72 @@ from typing import Any
 from archc._version import __version__
 from archc.drawing.svg import forms, style
 from archc.estimation.conventions import CONVENTIONS
+from archc.planning.hardware import Device, devices
+from archc.planning.serving import MEMORY_UTILIZATION, OVERHEAD_BYTES
 from archc.reporting.drawing import inlined
 from archc.reporting.model import Model
+from archc.reporting.ranks import CUTS, PP, TP
 from archc.units import DTYPE_BITS, SPEC_DTYPES
 
-SCRIPTS = ("numbers", "forms", "costs", "charts", "tables", "page", "controls")
+SCRIPTS = ("numbers", "forms", "costs", "ranks", "charts", "tables", "page", "controls")
 """The page's script, in order: what comes later uses what comes before."""
+
+BESIDE = 3
+"""Columns of the overview that leave room for charts at their side."""
 
 HUES = 8
 """Colours of curves in the style; more models repeat them with dashes."""
 
 
-def page(models: Sequence[Model], settings: Mapping[str, Any]) -> str:
-    """The HTML of a report.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where the controls stand at first; None is what the spec says. ``gpu`` is a device's name in the catalogue, or empty."""
 
-    ``settings`` is where the controls stand: ``batch``, ``length``, ``source``, ``block``, ``dtype`` and ``kvDtype``; None
-    is what the spec says.
-    """
+    batch_size: int
+    max_model_len: int
+    source_len: int | None
+    dtype: str | None
+    kv_cache_dtype: str | None
+    block_size: int | None
+    gpu: str
+    tp: int
+    pp: int
+    ep: int
+    workspace_bytes: int
+
+    def to_json(self) -> dict[str, str | None]:
+        """By the ids of the controls, as texts."""
+        numbers = {
+            "batch": self.batch_size,
+            "length": self.max_model_len,
+            "source": self.source_len,
+            "block": self.block_size,
+            "tp": self.tp,
+            "pp": self.pp,
+            "workspace": self.workspace_bytes,
+        }
+        choices = {"dtype": self.dtype, "kvDtype": self.kv_cache_dtype, "gpu": self.gpu or None}
+        return {
+            **{name: None if number is None else str(number) for name, number in numbers.items()},
+            **choices,
+            "experts": "ep" if self.ep > 1 else None,
+        }
+
+
+def page(models: Sequence[Model], settings: Settings) -> str:
+    """The HTML of a report."""
     script = '(() => {\n"use strict";\n' + "\n".join(_asset(f"{name}.js") for name in SCRIPTS) + "})();"
     names = [model.name for model in models]
     data = {
         "models": [model.data for model in models],
         "sources": [model.source for model in models],
-        "settings": dict(settings),
+        "settings": settings.to_json(),
         "dtype_bits": DTYPE_BITS,
+        "devices": {name: _device(device) for name, device in devices().items()},
+        "cuts": CUTS,
+        "pp": PP,
+        "overhead_bytes": OVERHEAD_BYTES,
+        "memory_utilization": MEMORY_UTILIZATION,
     }
     lead = models[0].description if len(models) == 1 else f"{len(models)} specs side by side"
     return Template(_asset("page.html")).substitute(
@@ -50,7 +93,7 @@ def page(models: Sequence[Model], settings: Mapping[str, Any]) -> str:
         script_hash=_digest(script),
         version=escape(__version__),
         controls=_controls(models),
-        overview="beside" if len(models) == 1 else "below",
+        overview="beside" if len(models) <= BESIDE else "below",
         models="\n".join(_model(model, place, is_only=len(models) == 1) for place, model in enumerate(models)),
         conventions="\n".join(
             f"<dt>{escape(topic)}</dt><dd>{escape(text)}</dd>" for topic, text in CONVENTIONS.items()
@@ -94,12 +137,24 @@ def _style() -> str:
 
 
 def _controls(models: Sequence[Model]) -> str:
-    options = ['<option value="">as in the spec</option>']
-    options += [f'<option value="{dtype}">{dtype}</option>' for dtype in SPEC_DTYPES]
-    reads_encoder = any(model.data["reads_encoder"] for model in models)
+    dtypes = [("", "as in the spec"), *((dtype, dtype) for dtype in SPEC_DTYPES)]
+    gpus = [("", "none"), *((name, device.title) for name, device in devices().items())]
     return Template(_asset("controls.html")).substitute(
-        dtypes="".join(options), source=_asset("source.html") if reads_encoder else ""
+        dtypes=_options(dtypes),
+        devices=_options(gpus),
+        tp=_options([(str(tp), str(tp)) for tp in TP]),
+        pp=_options([(str(pp), str(pp)) for pp in PP]),
+        experts=_asset("experts.html") if any(model.data["ranks"]["has_experts"] for model in models) else "",
+        source=_asset("source.html") if any(model.data["reads_encoder"] for model in models) else "",
     )
+
+
+def _options(choices: Sequence[tuple[str, str]]) -> str:
+    return "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in choices)
+
+
+def _device(device: Device) -> dict[str, Any]:
+    return {"title": device.title, "memory_bytes": device.memory_bytes}
 
 
 def _model(model: Model, place: int, *, is_only: bool) -> str:

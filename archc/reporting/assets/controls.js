@@ -2,11 +2,15 @@
 
 const SLIDERS = { batch: 12 * 4, length: 22 * 4 };
 
+const IS_SIZE = { workspace: true };
+const textOf = (name, number) => (number === null ? "" : IS_SIZE[name] ? sizeText(number) : tokensText(number));
+const numberFrom = (name, text) => (IS_SIZE[name] ? bytesFrom(text) : countFrom(text));
+
 function setNumber(name, number) {
   SETTINGS[name] = number === null ? null : String(number);
   const box = byId(name);
   const slider = byId(`${name}-slider`);
-  if (box && document.activeElement !== box) box.value = number === null ? "" : tokensText(number);
+  if (box && document.activeElement !== box) box.value = textOf(name, number);
   if (slider && document.activeElement !== slider) slider.value = String(positionOf(number));
   if (slider) slider.setAttribute("aria-valuetext", `${grouped(number)} ${slider.dataset.unit}`);
 }
@@ -28,9 +32,9 @@ function recall() {
     SETTINGS[name] = start === null ? null : String(start);
     if (text === null) continue;
     if (NUMBERS.includes(name)) {
-      const number = countFrom(text);
+      const number = numberFrom(name, text);
       if (number !== null) SETTINGS[name] = String(number);
-    } else if ([...byId(name).options].some((option) => option.value === text)) {
+    } else if (byId(name) && [...byId(name).options].some((option) => option.value === text)) {
       SETTINGS[name] = text || null;
     }
   }
@@ -43,16 +47,18 @@ function changed() {
 
 function showSettings() {
   for (const name of NUMBERS) setNumber(name, SETTINGS[name] ? BigInt(SETTINGS[name]) : null);
-  for (const name of CHOICES) byId(name).value = SETTINGS[name] || "";
+  for (const name of CHOICES) if (byId(name)) byId(name).value = SETTINGS[name] || "";
 }
 
 function takeText(name, box) {
   const isEmpty = box.value.trim() === "" && box.dataset.optional !== undefined;
-  const number = isEmpty ? null : countFrom(box.value);
+  const number = isEmpty ? null : numberFrom(name, box.value);
   const isWrong = number === null && !isEmpty;
   box.setAttribute("aria-invalid", String(isWrong));
-  byId("problem").textContent = isWrong
-    ? `“${box.value.slice(0, 40)}” is no count: 4096, 131,072, 128k (131,072) and 1M (1,048,576) are.` : "";
+  const known = IS_SIZE[name]
+    ? "no size: 2GB (2,000,000,000) and 2GiB (2,147,483,648) are"
+    : "no count: 4096, 131,072, 128k (131,072) and 1M (1,048,576) are";
+  byId("problem").textContent = isWrong ? `“${box.value.slice(0, 40)}” is ${known}.` : "";
   if (isWrong) return;
   setNumber(name, number);
   changed();
@@ -69,7 +75,7 @@ function connect() {
           box.setAttribute("aria-invalid", "false");
           byId("problem").textContent = "";
         }
-        box.value = SETTINGS[name] ? tokensText(BigInt(SETTINGS[name])) : "";
+        box.value = textOf(name, SETTINGS[name] ? BigInt(SETTINGS[name]) : null);
       });
     }
     if (slider) {

@@ -51,6 +51,29 @@ function countFrom(text) {
   return scaled % divisor === 0n && number >= 1n && number <= LARGEST ? number : null;
 }
 
+const SIZE = /^(\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))? ?(|B|[kKMGTP]i?B)$/;
+
+// A size as the command line reads it: 2GB = 2,000,000,000 bytes, 2GiB = 2,147,483,648. Null is none.
+function bytesFrom(text) {
+  const match = text.length <= 64 ? SIZE.exec(text.trim()) : null;
+  if (!match) return null;
+  const [, whole, fraction = "", unit] = match;
+  const power = BigInt("BKMGTP".indexOf(unit ? unit[0].toUpperCase() : "B"));
+  const size = unit.includes("i") ? 1n << (10n * power) : 10n ** (3n * power);
+  const scaled = BigInt(whole.replace(/,/g, "") + fraction) * size;
+  const divisor = 10n ** BigInt(fraction.length);
+  const number = scaled / divisor;
+  return scaled % divisor === 0n && number >= 1n && number <= LARGEST ? number : null;
+}
+
+// The shortest exact way to write a size.
+function sizeText(number) {
+  for (const [unit, power] of BINARY.slice(2)) {
+    if (number % (1n << power) === 0n) return `${number >> power} ${unit}`;
+  }
+  return `${grouped(number)} B`;
+}
+
 function secondsText(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   for (const [unit, size] of [["h", 3600], ["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) {

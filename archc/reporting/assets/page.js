@@ -13,8 +13,8 @@ const atPosition = (position) => {
 };
 const positionOf = (number) => Math.round((log2(number)) * 4);
 
-const NUMBERS = ["batch", "length", "source", "block"];
-const CHOICES = ["dtype", "kvDtype"];
+const NUMBERS = ["batch", "length", "source", "block", "workspace"];
+const CHOICES = ["dtype", "kvDtype", "gpu", "tp", "pp", "experts"];
 
 function settingsNow() {
   const at = {};
@@ -23,16 +23,21 @@ function settingsNow() {
   at.length = at.length || 4096n;
   at.batch = at.batch || 1n;
   at.source = at.source || at.length;
+  at.tp = Number(at.tp || 1);
+  at.pp = Number(at.pp || 1);
+  at.workspace = at.workspace || 0n;
   return at;
 }
 
-function notesFor(at) {
+function notesFor(at, ranks) {
   const notes = [];
-  for (const model of MODELS) {
+  MODELS.forEach((model, place) => {
     const most = model.max_position_embeddings;
     if (most && at.length > BigInt(most)) notes.push(`${model.name} states ${grouped(most)} positions, fewer than the length.`);
-  }
-  return notes.join(" ");
+    for (const problem of ranks[place].problems) notes.push(`${model.name}: ${problem}.`);
+    if (at.tp * at.pp > 1) for (const note of rankNotes(model, at)) notes.push(`${model.name}: ${note}.`);
+  });
+  return notes;
 }
 
 function commandFor(model, place, at) {
@@ -42,6 +47,13 @@ function commandFor(model, place, at) {
   if (at.dtype) words.push(`--dtype ${at.dtype}`);
   if (at.kvDtype) words.push(`--kv-cache-dtype ${at.kvDtype}`);
   if (at.block) words.push(`--block-size ${at.block}`);
+  if (at.gpu || at.tp * at.pp > 1) {
+    words.push("--serve", `--workspace ${at.workspace}`);
+    if (at.gpu) words.push(`--gpu ${at.gpu}`);
+    if (at.tp > 1) words.push(`--tp ${at.tp}`);
+    if (at.pp > 1) words.push(`--pp ${at.pp}`);
+    if (at.experts && at.tp > 1) words.push(`--ep ${at.tp}`);
+  }
   return words.join(" ");
 }
 
@@ -82,12 +94,13 @@ function update() {
   const at = settingsNow();
   const found = MODELS.map((model) => costsOf(model, at));
   const heads = MODELS.map((model, place) => ({ text: model.name, place }));
-  fillTable(byId("overview-table"), ["", ...heads], overviewRows(MODELS, found));
+  const { rows, ranks } = rankRows(MODELS, found, at);
+  fillTable(byId("overview-table"), ["", ...heads], [...overviewRows(MODELS, found), ...rows]);
   if (MODELS.length > 1) {
     byId("overview-table").querySelectorAll("thead th:not(:first-child)").forEach((head, place) =>
       head.prepend(element("span", { class: `swatch c${place % 8}`, "aria-hidden": "true" })));
   }
-  byId("notes").textContent = notesFor(at);
+  byId("notes").replaceChildren(...notesFor(at, ranks).map((note) => element("li", {}, note)));
   MODELS.forEach((model, place) => {
     layersTable(byId(`layers-${place}`), model, at);
     byId(`cache-${place}-block`).hidden = !model.kinds.length;
@@ -97,6 +110,8 @@ function update() {
   });
   drawCharts(at);
   const dtypes = `${at.dtype || "dtypes of the specs"}${at.kvDtype ? `, cache ${at.kvDtype}` : ""}`;
-  byId("summary").textContent = `Batch ${grouped(at.batch)} · ${tokensText(at.length)} tokens · ${dtypes}`;
+  const device = deviceOf(at);
+  const devices = device ? ` · ${at.tp * at.pp} × ${device.title}` : "";
+  byId("summary").textContent = `Batch ${grouped(at.batch)} · ${tokensText(at.length)} tokens · ${dtypes}${devices}`;
   byId("length-exact").textContent = `${tokensText(at.length)} = ${grouped(at.length)} tokens`;
 }
