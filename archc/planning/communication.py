@@ -27,7 +27,8 @@ def node_sends(node: Node, step: Step, options: CacheOptions, pieces: Pieces, *,
     * A weight cut by tp behind which the output has no cut axis gave partial sums: they are added up (``all_reduce``).
     * Experts that are shared out: each rank's tokens go to the ranks of their experts and back (``all_to_all``).
     * An output of the model along a cut axis is gathered (``all_gather``), in float32.
-    * Rows of a state that grows go round the ranks of cp (``ring``).
+    * Rows of a state that grows go round the ranks of cp (``ring``); of a decode step, to which each rank's rows give a part
+      of the output, those parts are added up in float32 (``combine``).
     """
     parallel, sent = pieces.parallel, Sent()
     sharing = parallel.cp if step.name != "decode" else 1
@@ -39,19 +40,25 @@ def node_sends(node: Node, step: Step, options: CacheOptions, pieces: Pieces, *,
         elements = evaluate(product(node.outputs[0].shape), step.env) // sharing
         sent["all_gather"] = tensor_bytes(elements, "float32") * (parallel.tp - 1) // parallel.tp
     if pieces.is_shared_out(node) and parallel.ep > 1:
-        chosen = max(_chosen(node, role) for role in node.params)
+        chosen = max(chosen_experts(node, role) for role in node.params)
         whole = _bytes(node.inputs[0], step, options) * chosen
         sent["all_to_all"] = 2 * whole // (parallel.tp * parallel.cp) * (parallel.ep - 1) // parallel.ep
-    if parallel.cp > 1 and step.name != "decode":
-        for role, state in node.states.items():
-            if state.growth == "append":
-                rows = evaluate(product(pieces.states[node, role].local.used), step.env)
-                own = tensor_bytes(rows, options.state_dtype(state))
-                sent["ring"] = sent.get("ring", 0) + own * (parallel.cp - 1)
+    growing = (
+        [(role, state) for role, state in node.states.items() if state.growth == "append"] if parallel.cp > 1 else []
+    )
+    if growing and step.name == "decode":
+        elements = evaluate(product(node.outputs[0].shape), step.env) // pieces.tp_ways(node)
+        sent["combine"] = tensor_bytes(elements, "float32") * 2 * (parallel.cp - 1) // parallel.cp
+    elif growing:
+        rows = (
+            tensor_bytes(evaluate(product(pieces.states[node, role].local.used), step.env), options.state_dtype(state))
+            for role, state in growing
+        )
+        sent["ring"] = sum(rows) * (parallel.cp - 1)
     return sent
 
 
-def _chosen(node: Node, role: str) -> int:
+def chosen_experts(node: Node, role: str) -> int:
     """Experts that one token visits."""
     param = node.params[role]
     if "experts" not in param.axes:
@@ -72,6 +79,7 @@ def send_s(sent: Sent, pieces: Pieces, roof: Roof) -> dict[str, float]:
         "all_gather": parallel.tp,
         "all_to_all": parallel.ep,
         "ring": parallel.cp * parallel.tp,
+        "combine": parallel.cp * parallel.tp,
     }
     return {kind: roof.wire_s(count, groups[kind]) for kind, count in sent.items()}
 

@@ -165,8 +165,8 @@ class _Staged:
         self.layers: dict[str, Row] = {}
         self.sent: dict[str, float] = {}
         self.work_s, self.flops = 0.0, 0
-        outputs = set(_innermost(run.graph.outputs.values(), items))
-        for placed in place(_alone(run.graph, items)).nodes:
+        outputs = set(made_outputs(run.graph.outputs.values(), items))
+        for placed in place(stage_graph(run.graph, items)).nodes:
             self._add(placed, run.at(name, is_last=placed.is_readout), outputs)
         if stage is not run.sharding.stages[-1]:
             bytes_out = sum(run.value_bytes(value, name) for value in items.layers[-1].outputs)
@@ -208,14 +208,14 @@ class _Staged:
         return self.run.roof.memory_s(Work(weight_bytes=elements * OPTIMIZER_BYTES_PER_PARAMETER))
 
 
-def _alone(graph: Graph, items: StageItems) -> Graph:
+def stage_graph(graph: Graph, items: StageItems) -> Graph:
     """A stage as a graph of its own."""
     root = Body(graph.root.label)
     root.items = [*items.before, *items.layers, *items.behind]
     return replace(graph, root=root)
 
 
-def _innermost(values: Iterable[Value], items: StageItems) -> Iterator[Value]:
+def made_outputs(values: Iterable[Value], items: StageItems) -> Iterator[Value]:
     """Where values of the root are made inside of the scopes that give them."""
     makers: dict[Value, Node | Call] = {
         value: item for item in (*items.before, *items.layers, *items.behind) for value in item.outputs
