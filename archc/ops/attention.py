@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
@@ -62,6 +63,8 @@ class Attention(Op):
     """
 
     op_name = "attention"
+    adds_masks: ClassVar[bool] = True
+    """Whether the kernel adds masks to scores, as numbers."""
     num_heads: int
     num_kv_heads: int
     key_dim: int
@@ -134,16 +137,36 @@ class Attention(Op):
         twice = causal_pairs_twice(pairs, form, window=self.window, chunk=self.chunk, sink_tokens=self.sink_tokens)
         return BATCH * twice * (self.num_heads * (self.key_dim + self.value_dim))
 
-    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held | tuple[Held, ...] | None:
-        q, k, v = (
-            to_heads(tape, x, dim) for x, dim in zip(inputs, (self.key_dim, self.key_dim, self.value_dim), strict=False)
-        )
-        reach, seq = self.ring_rows(), q.shape[2]
-        if self.has_bias or self.has_prefix or self.slopes or self.shares:
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held | tuple[Held, ...]:
+        q, k, v, *further = inputs
+        q, k, v = to_heads(tape, q, self.key_dim), to_heads(tape, k, self.key_dim), to_heads(tape, v, self.value_dim)
+        o = self.saves_of_rows(tape, q, k, v, further, weights)
+        return (o, k, v) if self.shares else o
+
+    def saves_of_rows(
+        self, tape: Tape, q: Held, k: Held, v: Held, further: Sequence[Held], weights: Mapping[str, Held]
+    ) -> Held:
+        """New tokens among themselves, heads apart, (batch, seq, heads x value_dim)."""
+        return self.kernel_saves(tape, q, k, v, self._mask_of_new(tape, q, further), weights)
+
+    def kernel_saves(
+        self, tape: Tape, q: Held, k: Held, v: Held, mask: Held | None, weights: Mapping[str, Held]
+    ) -> Held:
+        """What the torch kernel keeps, under a mask or causal."""
+        return attend(tape, q, k, v, mask=mask, sinks=weights.get("sinks"), soft_cap=self.soft_cap)
+
+    def _mask_of_new(self, tape: Tape, q: Held, further: Sequence[Held]) -> Held | None:
+        """Layers share it, one a length of the prefix."""
+        if self.has_bias:
+            return further[0]
+        seq, reach = q.shape[2], self.ring_rows()
+        if self.slopes is None and not further and (reach is None or tape.number(seq) <= reach):
             return None
-        if reach is not None and tape.number(seq) > reach:
-            return None
-        return attend(tape, q, k, v, causal=True, sinks=weights.get("sinks"), soft_cap=self.soft_cap)
+        heads = 1 if self.slopes is None else self.num_heads
+        rows = further[0].shape[0] if further else 1
+        dtype = q.dtype if self.adds_masks else "bool"
+        key = ("mask", self.slopes, self.window, self.chunk, self.sink_tokens, bool(further), seq, dtype)
+        return tape.shared_constant(key, (rows, heads, seq, seq), dtype)
 
 
 @op
@@ -205,3 +228,27 @@ class LatentAttention(Op):
             read = TOTAL if reach is None else minimum(PAST, reach) + SEQ
             return BATCH * read * (2 * rank * heads * (nope + value)) + BATCH * twice * (heads * (nope + rope + value))
         return BATCH * SEQ * (2 * heads * rank * (nope + value)) + BATCH * twice * (heads * (2 * rank + rope))
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        q, latent, shared = inputs
+        seq, reach, mask = q.shape[1], self.ring_rows(), None
+        if reach is not None and tape.number(seq) > reach:
+            key = ("mask", "latent", self.window, self.sink_tokens, seq, q.dtype)
+            mask = tape.shared_constant(key, (1, 1, seq, seq), q.dtype)
+        return expanded(tape, self, q, latent, shared, weights["kv_b_proj"], mask)
+
+
+class _Latent(Protocol):
+    """What of latent attention its expanded form reads."""
+
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+def expanded(tape: Tape, op: _Latent, q: Held, latent: Held, shared: Held, kv_b_proj: Held, mask: Held | None) -> Held:
+    """Keys and values made from latent rows, and attention to them: keys are copies, values a view where no width is padded."""
+    q = to_heads(tape, q, op.nope_dim + op.rope_dim)
+    kv = to_heads(tape, tape.linear(latent, kv_b_proj, axis="heads"), op.nope_dim + op.value_dim)
+    k = tape.cat((kv, shared), (*kv.shape[:-1], op.nope_dim + op.rope_dim))
+    return attend(tape, q, k, tape.view(kv, (*kv.shape[:-1], op.value_dim)), mask=mask)

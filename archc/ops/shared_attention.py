@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from archc.errors import GraphError
 from archc.ir.op import op
+from archc.ir.tape import Held, Tape
 from archc.ir.values import State, TensorType
 from archc.ops.attention import Attention
+from archc.ops.softmax import to_heads
 
 
 @op
@@ -36,3 +38,7 @@ class SharedAttention(Attention):
 
     def states(self, inputs: Sequence[TensorType]) -> dict[str, State]:
         return {}
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        q, k, v, *further = inputs
+        return self.saves_of_rows(tape, to_heads(tape, q, self.key_dim), k, v, further, weights)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from archc.ir.values import Node
 from archc.ops import attention as ops
 from archc.torch_backend.context import Context
 from archc.torch_backend.leaves.caches import ring_positions, write_ring, write_rows
-from archc.torch_backend.leaves.softmax import attend, falling, visible, while_alive
+from archc.torch_backend.leaves.softmax import added, attend, falling, visible, while_alive
 from archc.torch_backend.step import Step
 from archc.torch_backend.twins.attention import twin_of
 
@@ -34,6 +35,8 @@ class Attention(nn.Module):
     """Causal attention with windows, chunks, sinks, soft caps and slopes. ``key`` and ``value`` are caches, written in place."""
 
     sinks: nn.Parameter | None
+    adds_masks: ClassVar[bool] = True
+    """Whether the kernel takes masks of numbers."""
 
     def __init__(self, op: ops.Attention, kernel: Attend) -> None:
         super().__init__()
@@ -110,23 +113,19 @@ class Attention(nn.Module):
         seq = q.shape[2]
         if self.has_bias:
             return self._call(q, k, v, further)
-        if further is not None:
-            positions = torch.arange(seq, device=q.device).unsqueeze(0)
-            seen = self._with_prefix(visible(positions, positions), further)
-            return self._call(q, k, v, self._sloped(seen, positions, positions, q.dtype))
-        if self.slopes is not None:
-            key = (self.slopes, self.window, self.chunk, self.sink_tokens, seq, q.device, q.dtype)
-            return self._call(q, k, v, while_alive(key, lambda: self._mask_of_new(q)))
-        if self.ring_rows is None or seq <= self.ring_rows:
+        if self.slopes is None and further is None and (self.ring_rows is None or seq <= self.ring_rows):
             # `True if … else False`: a symbolic bool would break a compiled graph.
             return self._call(q, k, v, None, causal=True if seq > 1 else False)  # noqa: SIM210
-        return self._call(q, k, v, self._mask_of_new(q))
+        dtype = q.dtype if self.adds_masks else torch.bool
+        key = (self.slopes, self.window, self.chunk, self.sink_tokens, seq, q.device, dtype)
+        return self._call(q, k, v, while_alive(key, lambda: self._mask_of_new(q, further), of=further))
 
-    def _mask_of_new(self, q: Tensor) -> Tensor:
+    def _mask_of_new(self, q: Tensor, length_B: Tensor | None) -> Tensor:
         positions = torch.arange(q.shape[2], device=q.device).unsqueeze(0)
-        mask = self._sloped(self._visible(positions, positions), positions, positions, q.dtype)
+        seen = self._with_prefix(self._visible(positions, positions), length_B)
+        mask = self._sloped(seen, positions, positions, q.dtype)
         assert mask is not None
-        return mask
+        return added(mask, q.dtype) if self.adds_masks and mask.dtype == torch.bool else mask
 
     def _attend_ring(self, q: Tensor, keys: Tensor, values: Tensor, step: Step) -> Tensor:
         rows = self.ring_rows
@@ -197,11 +196,15 @@ class LatentAttention(nn.Module):
                 assert step is not None, "a cache needs a step"
                 self._write(cache, torch.cat((latent, shared), -1), step)
             if self.ring_rows is not None and seq > self.ring_rows:
-                positions = torch.arange(seq, device=q.device).unsqueeze(0)
-                mask, causal = self._visible(positions, positions), False
+                key = ("latent", self.window, self.sink_tokens, seq, q.device, q.dtype)
+                mask, causal = while_alive(key, lambda: self._mask_of_new(q)), False
         if seq == 1 and cache is not None:
             return from_heads(self._absorbed(q_BNSH, latent, shared, mask))
         return from_heads(self._expanded(q_BNSH, latent, shared, mask, causal))
+
+    def _mask_of_new(self, q: Tensor) -> Tensor:
+        positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)
+        return added(self._visible(positions, positions), q.dtype)
 
     def _rows(self, new_BSX: Tensor, step: Step, cache: Tensor) -> tuple[Tensor, Tensor | None]:
         """The rows of a filled cache that a call reads, with the new ones, and the mask over them; None sees all."""

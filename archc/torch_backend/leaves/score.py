@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,7 @@ class ScoreAttention(Attention):
     """Causal attention by a form of scores, over caches as the plain one's."""
 
     weight: nn.Parameter | None
+    adds_masks: ClassVar[bool] = False
 
     def __init__(self, op: ops.ScoreAttention, kernel: Scored) -> None:
         super().__init__(op, kernel)

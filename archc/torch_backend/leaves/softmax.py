@@ -31,6 +31,14 @@ def visible(
     return seen.unsqueeze(1)
 
 
+def added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of bools as numbers that are added to scores: 0 where a key is seen, minus infinity elsewhere.
+
+    torch's fused kernels would make it themselves, once a call, and keep it for backward: made here, it can be shared.
+    """
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+
+
 def falling(
     slopes: tuple[float, ...], query_BS: Tensor, key_BT: Tensor, seen: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
@@ -49,14 +57,19 @@ def falling(
 _alive: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()
 
 
-def while_alive(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-    """The same tensor for equal keys as long as somebody holds it: the layers of a training step keep one mask, not one each."""
-    if torch.compiler.is_compiling():
+def while_alive(key: Hashable, make: Callable[[], Tensor], *, of: Tensor | None = None) -> Tensor:
+    """The same tensor for equal keys as long as somebody holds it: the layers of a training step keep one mask, not one each.
+
+    ``of`` is a tensor whose numbers it is made of.
+    """
+    if torch.compiler.is_compiling() or (of is not None and of.is_inference()):
         return make()
-    key = (key, torch.is_inference_mode_enabled())
+    key = (key, torch.is_inference_mode_enabled(), None if of is None else (id(of), of._version))
     found = _alive.get(key)
     if found is None:
         found = _alive[key] = make()
+        # Held by what is made of it, so that no other tensor gets its id meanwhile.
+        setattr(found, "made_of", of)  # noqa: B010
     return found
 
 
@@ -81,12 +94,14 @@ def attend(
         )
     grouped = q_BNSH.shape[1] != k_BKTH.shape[1]
     width, value_width = q_BNSH.shape[-1], v_BKTV.shape[-1]
+    # The fused kernels want one width; zeros cost less than the (S, T) scores that the unfused path would keep.
     if value_width < width:
-        # The fused kernels want one width; zeros cost less than the (S, T) scores that the unfused path would keep.
         padded = functional.pad(v_BKTV, (0, width - value_width))
         return functional.scaled_dot_product_attention(
             q_BNSH, k_BKTH, padded, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
         )[..., :value_width]
+    if value_width > width:
+        q_BNSH, k_BKTH = (functional.pad(x, (0, value_width - width)) for x in (q_BNSH, k_BKTH))
     return functional.scaled_dot_product_attention(
         q_BNSH, k_BKTH, v_BKTV, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
@@ -117,7 +132,8 @@ def attend_spelled(
     if causal:
         mask = torch.ones(seq, scores.shape[-1], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        # A sum keeps no mask for backward.
+        scores = scores + (added(mask, scores.dtype) if mask.dtype == torch.bool else mask)
     if sinks_N is None:
         weights = scores.softmax(-1)
     else:
