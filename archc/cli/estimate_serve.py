@@ -32,8 +32,6 @@ def estimated(asked: Asked) -> Serving:
     }
     if asked.device is not None:
         stated["gpu"] = asked.device
-    if asked.block_size is not None:
-        stated["block_size"] = asked.block_size
     return estimate_serving(
         asked.graph,
         batch_size=asked.batch_size,
@@ -41,6 +39,7 @@ def estimated(asked: Asked) -> Serving:
         source_len=asked.source_len,
         dtype=asked.dtype,
         kv_cache_dtype=asked.kv_cache_dtype,
+        block_size=asked.block_size,
         parallel=asked.parallel,
         **stated,
     )

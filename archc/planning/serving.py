@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import PathLike
 
 from archc.errors import ArchcError, Problem, SpecError
+from archc.estimation.cache import DEFAULT_BLOCK_SIZE_TOKENS
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.graph.graph import Graph
 from archc.planning.fitting import largest_that_fits
@@ -42,7 +43,7 @@ def estimate_serving(
     source_len: int | None = None,
     dtype: str | None = None,
     kv_cache_dtype: str | None = None,
-    block_size: int = 16,
+    block_size: int | None = None,
     parallel: Parallel | None = None,
     gpu: str | Device | None = None,
     gpus: int | None = None,
@@ -58,7 +59,8 @@ def estimate_serving(
     """Memory of serving a spec, a graph, a file or a shipped name, on each rank; bytes and tokens are integers.
 
     ``batch_size`` sequences of ``max_model_len`` tokens are kept by all ``dp`` copies together. Without ``parallel``, ``gpus``
-    are shared by tp as far as the model can be cut, then by pp. ``prefix_caching`` keeps a recurrent state more a sequence, at
+    are shared by tp as far as the model can be cut, then by pp. ``block_size``, in tokens, is by default what the spec's cache
+    policies state, or 16. ``prefix_caching`` keeps a recurrent state more a sequence, at
     its last block boundary, or one every ``state_block_tokens`` where those are stated (vLLM's ``--mamba-block-size``);
     ``prefix_tokens`` that all sequences begin with are kept once. ``gpu`` is a name of the catalogue.
 
@@ -105,7 +107,7 @@ def estimate_serving(
         source_len=(source_len or length) if graph.reads_encoder else None,
         dtype=dtypes[0] or graph.dtype,
         kv_cache_dtype=dtypes[1],
-        block_size_tokens=block_size,
+        block_size_tokens=block_size or _stated_block(graph),
         prefill_tokens=prefill_tokens,
         prefix_tokens=prefix_tokens,
         state_mode=mode,
@@ -116,6 +118,11 @@ def estimate_serving(
         warn_share=warn_share,
     )
     return _served(graph, sharding, options, device)
+
+
+def _stated_block(graph: Graph) -> int:
+    """Tokens a block that the spec's cache policies state; one pool has one size, so the largest."""
+    return max((tokens for _, tokens in graph.policies.values() if tokens), default=DEFAULT_BLOCK_SIZE_TOKENS)
 
 
 def _device(gpu: str | Device | None, problems: list[str]) -> Device | None:

@@ -14,7 +14,7 @@ from archc.spec.load import load_spec, loads_spec
 GIB = 1 << 30
 
 
-def pages_of(name: str, *overrides: str, tp: int = 1, block_size: int = 16, **options: object) -> Pages:
+def pages_of(name: str, *overrides: str, tp: int = 1, block_size: int | None = None, **options: object) -> Pages:
     spec = load_spec(name, overrides)
     return estimate_serving(spec, parallel=Parallel(tp=tp), block_size=block_size, **options).pages  # pyright: ignore[reportArgumentType]
 
@@ -70,6 +70,42 @@ def test_published_block_sizes_of_gated_deltanet_models(
     assert {group.block_tokens for group in pages.groups} == {block_tokens}
     deltanet = next(group for group in pages.groups if group.type == "state")
     assert round(100 * (deltanet.page_bytes / deltanet.own_bytes - 1), 2) == padding
+
+
+QWEN_3_5_27B = ("stack.num_layers=64", "mixers.gdn.num_value_heads=48")
+"""64 layers, every fourth of full attention, 48 heads of values; widths that no cache depends on are left as they are."""
+
+
+def test_qwen_3_5_27b_has_the_published_blocks_tokens_and_concurrency():
+    """1CatAI/1Cat-vLLM#237: 784 tokens, padded by 0.13%; vllm-project/vllm#40691: 290,864 tokens, 33.04x of 32,768.
+
+    mitchross/talos-argocd-proxmox#1995: with a cache in 8 bits 1,568 tokens, 168 blocks for 262,144.
+    """
+    pages = pages_of("qwen3.5-9b", *QWEN_3_5_27B)
+    assert {group.block_tokens for group in pages.groups} == {784}
+    deltanet = next(group for group in pages.groups if group.type == "state")
+    assert round(100 * (deltanet.page_bytes / deltanet.own_bytes - 1), 2) == 0.13
+    assert [sum(group.layers) for group in pages.groups] == [16] * 4
+    possible = [blocks for blocks in range(4000) if blocks // len(pages.groups) * 784 == 290_864]
+    assert "33.04" in {f"{blocks / pages.request_blocks(32_768):.2f}" for blocks in possible}
+    narrow = pages_of("qwen3.5-9b", *QWEN_3_5_27B, kv_cache_dtype="fp8")
+    full = next(group for group in narrow.groups if group.type == "full")
+    assert full.blocks(262_144) == 168
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "printed_gib"),
+    [
+        # vllm-project/vllm#10517: Llama-3.1-8B, "GPU blocks: 1952" and 3.81 GiB, 1478 and 2.89 GiB.
+        ("llama-3-8b", 1952, "3.81"),
+        ("llama-3-8b", 1478, "2.89"),
+        # vllm-project/vllm#33263: 175,856 tokens in 18.78 GiB; Qwen3-1.7B keeps as much as Qwen3-0.6B.
+        ("qwen3-0.6b", 175_856 // 16, "18.78"),
+    ],
+)
+def test_published_numbers_of_blocks_fill_the_published_memory(name: str, blocks: int, printed_gib: str):
+    pages = pages_of(name)
+    assert f"{blocks * pages.block_bytes[0] / GIB:.2f}" == printed_gib
 
 
 def test_nemotron_nano_has_blocks_of_672_tokens():
