@@ -18,6 +18,7 @@ from archc.cli.options import (
     set_option,
 )
 from archc.cli.outputs import PICTURES, OutputFile
+from archc.cli.time_options import time_options
 
 if TYPE_CHECKING:
     from archc.planning.comparing import Comparison
@@ -37,6 +38,7 @@ _TABLES = (".csv", ".md", ".json")
 @click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help="Sequences at once.")
 @dtype_option("--dtype", text="dtype of the weights of all. Default: the specs'.")
 @dtype_option("--kv-cache-dtype", text="dtype of all caches but for recurrent states. Default: the specs'.")
+@time_options
 @click.option(
     "-o",
     "--output",
@@ -58,6 +60,7 @@ def command(
     outputs: tuple[Path, ...],
     overrides: tuple[str, ...],
     as_json: bool,
+    **timed: Any,
 ) -> None:
     """Parameters, weights, caches and FLOPs of several specs (files or shipped names) side by side.
 
@@ -69,7 +72,7 @@ def command(
     from archc.planning.models import open_models
 
     models = open_models(specs, overrides)
-    options: dict[str, Any] = {"batch_size": batch_size, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+    options: dict[str, Any] = {"batch_size": batch_size, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, **timed}
     found = compare([model.graph for model in models], at=lengths, **options)
     for path in outputs:
         _write(path, found, [model.graph for model in models], options)

@@ -8,6 +8,7 @@ import click
 
 from archc.cli.quantities import shown
 from archc.cli.table import print_heading, print_table
+from archc.cli.time_options import roof_text
 from archc.planning.comparing import COMPARE_CONVENTIONS, Comparison, Row
 
 _MARK = " *"
@@ -30,8 +31,9 @@ def print_comparison(found: Comparison) -> None:
     print_heading("at a length, in tokens")
     print_table(("", "tokens", *columns), [(row.title, f"{row.length:,}", *_cells(row, room)) for row in at_length])
     print_heading("conventions")
-    for topic, text in COMPARE_CONVENTIONS.items():
-        click.echo(textwrap.fill(f"{topic}: {text}", width=118, initial_indent="  ", subsequent_indent="    "))
+    lines = [f"{topic}: {text}" for topic, text in COMPARE_CONVENTIONS.items()]
+    for line in (*lines, *((roof_text(options),) if options.gpu else ())):
+        click.echo(textwrap.fill(line, width=118, initial_indent="  ", subsequent_indent="    "))
 
 
 def markdown(found: Comparison) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from archc.cli.options import (
@@ -14,6 +16,7 @@ from archc.cli.options import (
     print_json,
     set_option,
 )
+from archc.cli.time_options import time_options
 
 
 @click.command("diff", cls=Command)
@@ -31,6 +34,7 @@ from archc.cli.options import (
 @click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help="Sequences at once.")
 @dtype_option("--dtype", text="dtype of the weights of both. Default: the specs'.")
 @dtype_option("--kv-cache-dtype", text="dtype of both caches but for recurrent states. Default: the specs'.")
+@time_options
 @click.option("--exit-code", "fails", is_flag=True, help="Exit with 1 where the two differ, with 0 where they don't.")
 @set_option
 @json_option
@@ -48,6 +52,7 @@ def command(
     fails: bool,
     overrides: tuple[str, ...],
     as_json: bool,
+    **timed: Any,
 ) -> None:
     """What is otherwise in B than in A, files or shipped names: keys, layers, ops, every cost, and where each comes from.
 
@@ -69,6 +74,7 @@ def command(
         batch_size=batch_size,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
+        **timed,
     )
     if as_json:
         print_json(found.to_json())

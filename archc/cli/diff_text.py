@@ -11,6 +11,7 @@ import click
 
 from archc.cli.quantities import changed, shown
 from archc.cli.table import print_heading, print_table, ranges
+from archc.cli.time_options import roof_text
 from archc.planning.differences import DIFF_CONVENTIONS, Diff, PartChange, QuantityChange
 from archc.planning.structure import KeyChange
 
@@ -42,8 +43,9 @@ def print_diff(found: Diff) -> None:
     _print_graph(found.graph)
     _print_costs(found)
     print_heading("conventions")
-    for topic, text in DIFF_CONVENTIONS.items():
-        click.echo(textwrap.fill(f"{topic}: {text}", width=118, initial_indent="  ", subsequent_indent="    "))
+    lines = [f"{topic}: {text}" for topic, text in DIFF_CONVENTIONS.items()]
+    for line in (*lines, *((roof_text(options),) if options.gpu else ())):
+        click.echo(textwrap.fill(line, width=118, initial_indent="  ", subsequent_indent="    "))
 
 
 def _print_keys(found: Diff) -> None:

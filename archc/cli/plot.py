@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,6 +18,7 @@ from archc.cli.options import (
     set_option,
 )
 from archc.cli.outputs import PICTURES, OutputFile
+from archc.cli.time_options import time_options
 
 
 @click.command("plot", cls=Command)
@@ -27,7 +29,7 @@ from archc.cli.outputs import PICTURES, OutputFile
     multiple=True,
     default=("all",),
     metavar="CHART",
-    help="cache, flops, parameters or all. Can be repeated. Default: all.",
+    help="cache, flops, parameters, roofline (with --gpu) or all. Can be repeated. Default: all.",
 )
 @click.option(
     "-o",
@@ -47,6 +49,7 @@ from archc.cli.outputs import PICTURES, OutputFile
 @click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help="Sequences at once.")
 @dtype_option("--dtype", text="dtype of the weights of all. Default: the specs'.")
 @dtype_option("--kv-cache-dtype", text="dtype of all caches but for recurrent states. Default: the specs'.")
+@time_options
 @set_option
 @json_option
 def command(
@@ -59,8 +62,9 @@ def command(
     kv_cache_dtype: str | None,
     overrides: tuple[str, ...],
     as_json: bool,
+    **timed: Any,
 ) -> None:
-    """Charts of one or several specs (files or shipped names): cache and FLOPs over the length, parameters by part.
+    """Charts of one or several specs (files or shipped names): cache and FLOPs over the length, parameters by part, rooflines.
 
     Example: archc plot kimi-linear-48b-a3b deepseek-v3 --what cache -o cache.svg
     """
@@ -78,6 +82,7 @@ def command(
         batch_size=batch_size,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
+        **timed,
     )
     if output is not None:
         from archc.cli.files import write_atomically

@@ -22,6 +22,8 @@ def shown(value: float | None, unit: str) -> str:
 
 def seconds(value: float) -> str:
     """A time in the unit that fits it."""
+    if not value:
+        return "0 s"
     for unit, size in (("d", 86400.0), ("h", 3600.0), ("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{value / size:,.2f} {unit}"

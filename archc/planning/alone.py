@@ -82,7 +82,7 @@ def trials(
             continue
         try:
             model = open_model(source, [*overrides, *unplaced, *map(_override, group)])
-            estimated: dict[str, Measure] | str = measures(model.estimate(length, options))
+            estimated: dict[str, Measure] | str = measures(model, length, options)
         except SpecError as error:
             problem = error.problems[0]
             estimated = ": ".join(text for text in (problem.path, problem.message) if text)

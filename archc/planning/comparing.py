@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from os import PathLike
 from typing import Any
 
 from archc.errors import ArchcError
@@ -14,7 +15,7 @@ from archc.planning.measures import MEASURES, Measure, Number, measures
 from archc.planning.models import Model, Options, Source, common_length, open_models
 
 COMPARE_CONVENTIONS: dict[str, str] = {
-    "least": "the least of a row of bytes or FLOPs is marked: the cheapest, which says nothing about what a model can do",
+    "least": "the least of a row of bytes, FLOPs or times is marked: the cheapest, which says nothing about what a model can do",
     "at": "cache: of the whole batch at so many tokens; decode: the last of them; prefill: all of them from an empty cache",
     "training": "forward and backward of whole sequences of that length, over their tokens",
 }
@@ -102,6 +103,11 @@ def compare(
     dtype: str | None = None,
     kv_cache_dtype: str | None = None,
     block_size: int | None = None,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    hardware: str | PathLike[str] | None = None,
+    compute_efficiency: float | None = None,
+    memory_efficiency: float | None = None,
 ) -> Comparison:
     """Several specs, graphs, files or shipped names at the same lengths, in tokens.
 
@@ -110,17 +116,28 @@ def compare(
     Raises:
         ArchcError: a spec has problems, or an option is none for it.
     """
-    options = Options(batch_size, source_len, dtype, kv_cache_dtype, block_size)
+    options = Options(
+        batch_size=batch_size,
+        source_len=source_len,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
+        gpu=gpu,
+        gpus=gpus,
+        hardware=hardware,
+        compute_efficiency=compute_efficiency,
+        memory_efficiency=memory_efficiency,
+    )
     models = open_models(sources, overrides)
     lengths = common_lengths(models, at)
-    costs = {length: [measures(model.estimate(length, options)) for model in models] for length in lengths}
+    costs = {length: [measures(model, length, options) for model in models] for length in lengths}
     first = costs[lengths[0]]
     names = sorted({name for found in first for name in found}, key=MEASURES.index)
     rows = [_row(first, name, None) for name in names if not _shown(first, name).is_at_length]
     for name in names:
         if _shown(first, name).is_at_length:
-            rows += [_row(costs[length], name, length) for length in lengths]
-    rows += [_training(row, options) for row in rows if row.name == "train_step_flops"]
+            found = [_row(costs[length], name, length) for length in lengths]
+            rows += found if name != "train_step_flops" else [*found, *(_training(row, options) for row in found)]
     # What no model has is no difference between them.
     return Comparison([model.label for model in models], lengths, options, [row for row in rows if any(row.values)])
 

@@ -134,7 +134,7 @@ def _per_token(curve: Curve) -> tuple[Number, ...]:
 def _curves(models: Sequence[Model], lengths: Sequence[int], options: Options, steps: dict[str, str]) -> list[Curve]:
     found: list[Curve] = []
     for model in models:
-        at = [measures(model.estimate(length, options)) for length in lengths]
+        at = [measures(model, length, options) for length in lengths]
         for name, step in steps.items():
             if name in at[0]:
                 found.append(Curve(model.label, step, tuple(lengths), tuple(costs[name].total for costs in at)))

@@ -24,7 +24,7 @@ MAX_TRIALS = 100
 """Keys that are changed alone to see what each does; one takes some milliseconds."""
 
 DIFF_CONVENTIONS: dict[str, str] = {
-    "difference": "of B and A: what B has more; ratio: B / A; the parts' differences sum to that of the whole, exactly",
+    "difference": "of B and A: what B has more; ratio: B / A; the parts' differences sum to that of the whole, counts exactly",
     "share": "the part's difference over the whole one; parts that go the other way are negative, so shares may exceed 100%",
     "alone": (
         "what a key does by itself: A with this key as in B and nothing else changed; a stack's patterns and number of layers "
@@ -160,6 +160,11 @@ def diff(
     dtype: str | None = None,
     kv_cache_dtype: str | None = None,
     block_size: int | None = None,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    hardware: str | PathLike[str] | None = None,
+    compute_efficiency: float | None = None,
+    memory_efficiency: float | None = None,
 ) -> Diff:
     """What is otherwise in ``b``, a file or a shipped name, by default ``a`` again with ``overrides_b``.
 
@@ -168,14 +173,25 @@ def diff(
     Raises:
         ArchcError: a spec has problems, or an option is none for them.
     """
-    options = Options(batch_size, source_len, dtype, kv_cache_dtype, block_size)
+    options = Options(
+        batch_size=batch_size,
+        source_len=source_len,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
+        gpu=gpu,
+        gpus=gpus,
+        hardware=hardware,
+        compute_efficiency=compute_efficiency,
+        memory_efficiency=memory_efficiency,
+    )
     set_a, set_b = ([*overrides, *own] for own in (overrides_a, overrides_b))
     other = a if b is None else b
     one, two = all_loaded((partial(resolved, Path(a), set_a), partial(resolved, Path(other), set_b)))
     labels = _labels((a, one.spec.name, set_a), (other, two.spec.name, set_b))
     models = [open_model(found.spec, label=label) for found, label in zip((one, two), labels, strict=True)]
     at = length or common_length(models)
-    costs = [measures(model.estimate(at, options)) for model in models]
+    costs = [measures(model, at, options) for model in models]
     keys = key_changes(one.tree, two.tree)
     tried = list(islice(trials(keys, a, set_a, at, options, costs[0]), MAX_TRIALS))
     return Diff(

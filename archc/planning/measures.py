@@ -9,6 +9,8 @@ from archc.estimation.cache import CacheKind
 from archc.estimation.estimate import Estimate
 from archc.estimation.placed import Part, place
 from archc.graph.graph import Graph
+from archc.planning.models import Model, Options
+from archc.planning.timing import Timing
 
 Number = int | float
 
@@ -19,6 +21,14 @@ STEP_TITLES = {
     "train_step": "training step FLOPs",
 }
 """Step of an estimate -> how its work is called."""
+
+TIME_TITLES = {
+    "forward": "forward time",
+    "prefill": "prefill time",
+    "decode": "decode time",
+    "train_step": "training step time",
+}
+"""Step -> how its time is called, which is an estimate by the roofline."""
 
 
 MEASURES = (
@@ -32,6 +42,7 @@ MEASURES = (
     "state_bytes_per_sequence",
     "cache_bytes",
     *(f"{step}_flops" for step in STEP_TITLES),
+    *(f"{step}_s" for step in TIME_TITLES),
 )
 """Names of all quantities, in the order in which they are shown."""
 
@@ -51,9 +62,15 @@ class Measure:
     is_at_length: bool = False
 
 
-def measures(found: Estimate) -> dict[str, Measure]:
-    """Every quantity of an estimate by its name, in the order in which they are shown."""
-    return {measure.name: measure for measure in _measures(found)}
+def measures(model: Model, length: int, options: Options) -> dict[str, Measure]:
+    """Every quantity of a model at a length in tokens, by its name, in the order in which they are shown.
+
+    Raises:
+        ArchcError: an option is none for this model.
+    """
+    timing = model.time(length, options)
+    found = [*_measures(model.estimate(length, options)), *(() if timing is None else _times(timing))]
+    return {measure.name: measure for measure in found}
 
 
 def _measures(found: Estimate) -> Iterator[Measure]:
@@ -85,6 +102,20 @@ def _cache(found: Estimate) -> Iterator[Measure]:
         yield Measure(name, title, "B", sum(parts.values()), parts)
     used: dict[Part, Number] = {kind.part: kind.used_bytes for kind in found.cache.by_kind}
     yield Measure("cache_bytes", "cache, whole batch", "B", found.cache.used_bytes, used, is_at_length=True)
+
+
+def _times(found: Timing) -> Iterator[Measure]:
+    for name, title in TIME_TITLES.items():
+        if name in found.steps:
+            step = found.steps[name]
+            passes = found.micro_batches if name == "train_step" else 1
+            parts: dict[Part, Number] = {tuple(row.name.split(".")): row.seconds * passes for row in step.by_part}
+            parts[("optimizer",)] = step.optimizer_s
+            rest_s = step.seconds - sum(parts.values())
+            # Whether ranks wait for each other is no matter of a part; what is left of sums of floats is nothing.
+            parts[("communication",)] = rest_s if step.communication_s else 0.0
+            kept = {part: seconds for part, seconds in parts.items() if seconds}
+            yield Measure(f"{name}_s", title, "s", step.seconds, kept, is_at_length=True)
 
 
 def _state_bytes(kind: CacheKind) -> int:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from archc.errors import ArchcError, Problem, SpecError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS, Estimate, estimate
 from archc.expansion import expand
 from archc.graph.graph import Graph
+from archc.planning.timing import Timing, estimate_time
 from archc.spec.load import load_spec
 from archc.spec.schema import Spec
 
@@ -25,16 +26,37 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What every model of a comparison is estimated with; None is the spec's own. Lengths are in tokens."""
+    """What every model of a comparison is estimated with; None is the spec's own. Lengths are in tokens.
+
+    Without ``gpu``, a device of the catalogue or of the file ``hardware``, nothing is said of time; ``gpus`` are those of each
+    model, and the efficiencies are shares of the device's peak and bandwidth, None for the usual ones.
+    """
 
     batch_size: int = 1
     source_len: int | None = None
     dtype: str | None = None
     kv_cache_dtype: str | None = None
     block_size: int | None = None
+    gpu: str | None = None
+    gpus: int | None = None
+    hardware: str | PathLike[str] | None = None
+    compute_efficiency: float | None = None
+    memory_efficiency: float | None = None
 
-    def to_json(self) -> dict[str, int | str | None]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+    def __post_init__(self) -> None:
+        names = ("gpus", "hardware", "compute_efficiency", "memory_efficiency")
+        stated = [name for name in names if getattr(self, name) is not None]
+        if self.gpu is None and stated:
+            raise ArchcError(f"{', '.join(stated)}: nothing is said of time without a gpu")
+
+    def to_json(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: fspath(value) if isinstance(value, PathLike) else value for name, value in values.items()}
+
+    def stated(self) -> str:
+        """The options that are stated, for a title."""
+        stated = {name: value for name, value in self.to_json().items() if value is not None}
+        return " · ".join(f"{name.replace('_', ' ')} {value}" for name, value in stated.items())
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -60,6 +82,32 @@ class Model:
             dtype=options.dtype,
             kv_cache_dtype=options.kv_cache_dtype,
             block_size=options.block_size,
+        )
+
+    def time(self, length: int, options: Options) -> Timing | None:
+        """Its times at a length in tokens; None where the options name no device.
+
+        Raises:
+            ArchcError: the device is unknown, or an option is none for this model.
+        """
+        if options.gpu is None:
+            return None
+        source_len = options.source_len if self.graph.reads_encoder else None
+        names = ("compute_efficiency", "memory_efficiency")
+        efficiencies = {name: value for name in names if (value := getattr(options, name)) is not None}
+        return estimate_time(
+            self.graph,
+            gpu=options.gpu,
+            gpus=options.gpus,
+            batch_size=options.batch_size,
+            max_model_len=length,
+            source_len=source_len,
+            dtype=options.dtype,
+            kv_cache_dtype=options.kv_cache_dtype,
+            hardware=options.hardware,
+            # The same tokens as the training step whose FLOPs are counted.
+            micro_batches=1,
+            **efficiencies,
         )
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from archc.planning.curves import Bars, Curves
+from archc.planning.rooflines import RooflineChart
 from archc.plotting.style import GREY, MARKERS, binary_bytes, colour, decimal, length_axis, log_axis, tokens
 
 _STEP_LINES = {"": "-", "decode": "-", "forward": "-.", "prefill": (0, (4, 2))}
 _STEP_TITLES = {"decode": "decode, at that length", "forward": "forward, mean", "prefill": "prefill, mean"}
+_TITLE_CHARACTERS = 48
+_ROOF_STEPS = {"decode": "decode, one token"}
 _ROOM = 2.2
 """Around the values on a logarithmic axis: even a constant has a tick below and one above."""
 _BARS_IN_PANEL = 2.6
@@ -83,8 +88,11 @@ def _legend(axes: Axes, curves: Curves, models: list[str]) -> None:
         axes.legend(handles=handles, loc="upper left")
 
 
-def draw_bars(axes: Axes, bars: Bars) -> None:
-    """Bars of equal length divided by groups of parts; what they stand for is written behind them."""
+def draw_bars(axes: Axes, bars: Bars, numbers: dict[str, int]) -> None:
+    """Bars of equal length divided by groups of parts; what they stand for is written behind them.
+
+    ``numbers`` gives each part the number of its colour, in all charts of a figure the same.
+    """
     axes.set_title("parameters by part")
     places = _places(bars)
     left = [0.0] * len(places)
@@ -95,7 +103,7 @@ def draw_bars(axes: Axes, bars: Bars) -> None:
             widths,
             height=[0.34 if bar.is_active else 0.56 for bar in bars.bars],
             left=left,
-            color=colour(number),
+            color=colour(numbers[group]),
             edgecolor="white",
             linewidth=0.5,
             label=group,
@@ -126,3 +134,52 @@ def _places(bars: Bars) -> list[float]:
 
 def _rounded(count: int) -> str:
     return decimal(float(f"{count:.3g}"))
+
+
+def draw_roofline(axes: Axes, chart: RooflineChart, numbers: dict[str, int]) -> None:
+    """The roof of a device and the parts of a model under it: by colour the part, by marker the step."""
+    roof = chart.roof
+    axes.set_title(textwrap.fill(f"roofline: {chart.model} at {tokens(chart.length)}", _TITLE_CHARACTERS))
+    intensities = [point.flops_per_byte for point in chart.points]
+    ridge = roof.ridge_flops_per_byte
+    low, high = min([*intensities, ridge / 100]) / _ROOM, max([*intensities, ridge * 10]) * _ROOM
+    for peak, bandwidth, line, label in (
+        (roof.peak_flops_per_s, roof.device.bandwidth_bytes_per_s, (0, (4, 2)), f"{roof.device.name}, {roof.dtype}"),
+        (roof.flops_per_s, roof.bytes_per_s, "-", "taken to be reached"),
+    ):
+        corners = [low, peak / bandwidth, high]
+        axes.plot(
+            corners, [min(peak, x * bandwidth) for x in corners], color=GREY, linestyle=line, linewidth=1.4, label=label
+        )
+    parts = list(dict.fromkeys(point.part for point in chart.points))
+    steps = list(dict.fromkeys(point.step for point in chart.points))
+    for point in chart.points:
+        axes.plot(
+            [point.flops_per_byte],
+            [point.flops_per_s],
+            color=colour(numbers[point.part]),
+            marker=MARKERS[steps.index(point.step)],
+            # The area says how much of its step a part takes.
+            markersize=4 + 8 * point.share**0.5,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            linestyle="none",
+        )
+    axes.set_xscale("log", base=10)
+    axes.set_yscale("log", base=10)
+    bottom = min([point.flops_per_s for point in chart.points] or [low * roof.bytes_per_s]) / _ROOM
+    axes.set_xlim(low, high)
+    axes.set_ylim(bottom, roof.peak_flops_per_s * _ROOM)
+    log_axis(axes.xaxis, low, high, 10, decimal)
+    log_axis(axes.yaxis, bottom, roof.peak_flops_per_s * _ROOM, 10, decimal)
+    axes.set_xlabel("FLOPs a byte moved")
+    axes.set_ylabel("FLOP/s (T = 10¹²)")
+    handles = [
+        *(Line2D([], [], linestyle="none", color=colour(numbers[part]), marker="o", label=part) for part in parts),
+        *(
+            Line2D([], [], linestyle="none", color=GREY, marker=MARKERS[n], label=_ROOF_STEPS.get(step, step))
+            for n, step in enumerate(steps)
+        ),
+        *axes.get_lines()[:2],
+    ]
+    axes.legend(handles=handles, loc="lower right")

@@ -19,14 +19,15 @@ from archc.planning.curves import (
     lengths_between,
     parameter_bars,
 )
-from archc.planning.models import Model, Options, Source, open_models
+from archc.planning.models import Model, Options, Source, common_length, open_models
+from archc.planning.rooflines import RooflineChart, roofline_charts
 from archc.spec.near import nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CHARTS = ("cache", "flops", "parameters")
-"""What can be drawn, in the order in which it is."""
+CHARTS = ("cache", "flops", "parameters", "roofline")
+"""What can be drawn, in the order in which it is; a roofline only where a device is named."""
 
 ENDINGS = (".png", ".svg", ".pdf")
 
@@ -38,7 +39,7 @@ class Plot:
     """Charts in one picture; ``title`` says of what models, and with which options."""
 
     title: str
-    charts: list[Curves | Bars]
+    charts: list[Curves | Bars | RooflineChart]
 
     def to_json(self) -> dict[str, Any]:
         """The numbers that are drawn."""
@@ -85,33 +86,53 @@ def plot(
     dtype: str | None = None,
     kv_cache_dtype: str | None = None,
     block_size: int | None = None,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    hardware: str | PathLike[str] | None = None,
+    compute_efficiency: float | None = None,
+    memory_efficiency: float | None = None,
 ) -> Plot:
-    """Charts of specs, graphs, files or shipped names: ``cache``, ``flops``, ``parameters``, or ``all``.
+    """Charts of specs, graphs, files or shipped names: ``cache``, ``flops``, ``parameters``, ``roofline``, or ``all``.
 
-    Curves go from the least to the greatest length of ``at``, in tokens; one length is marked in curves from 1k to 1M.
+    Curves go from the least to the greatest length of ``at``, in tokens; one length is marked in curves from 1k to 1M. A
+    roofline is of the greatest one, by default the least context length of the models, on ``gpu``; ``all`` has one where a
+    device is named.
 
     Raises:
         ArchcError: a spec has problems, there is no such chart, or an option is none for a model.
     """
-    names = charts_named(what)
-    options = Options(batch_size, source_len, dtype, kv_cache_dtype, block_size)
+    options = Options(
+        batch_size=batch_size,
+        source_len=source_len,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
+        gpu=gpu,
+        gpus=gpus,
+        hardware=hardware,
+        compute_efficiency=compute_efficiency,
+        memory_efficiency=memory_efficiency,
+    )
+    names = charts_named(what, has_device=gpu is not None)
     models = open_models(sources, overrides)
     lengths, marks = _span(at)
-    charts: list[Curves | Bars] = []
+    charts: list[Curves | Bars | RooflineChart] = []
     for name in names:
         if name == "parameters":
             charts.append(parameter_bars(models, options))
+        elif name == "roofline":
+            charts += roofline_charts(models, max(at) if at else common_length(models), options)
         else:
             curves = (cache_curves if name == "cache" else flops_curves)(models, lengths, options)
             charts.append(replace(curves, marks=marks))
     return Plot(_title(models, options, overrides), charts)
 
 
-def charts_named(what: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of charts, ``all`` replaced by all.
+def charts_named(what: str | Sequence[str], *, has_device: bool) -> tuple[str, ...]:
+    """Names of charts, ``all`` replaced by all that can be drawn.
 
     Raises:
-        ArchcError: one is no chart.
+        ArchcError: one is no chart, or a roofline is wanted of no device.
     """
     names = (what,) if isinstance(what, str) else tuple(dict.fromkeys(what))
     known = (*CHARTS, "all")
@@ -120,7 +141,10 @@ def charts_named(what: str | Sequence[str]) -> tuple[str, ...]:
             near = nearest(name, known)
             hint = f"; did you mean {near}?" if near else f"; known are {', '.join(known)}"
             raise ArchcError(f"what: there is no chart {name!r}{hint}")
-    return CHARTS if "all" in names else names
+    if "roofline" in names and not has_device:
+        raise ArchcError("what: a roofline is that of a device; name one as gpu")
+    everything = tuple(name for name in CHARTS if has_device or name != "roofline")
+    return everything if "all" in names else names
 
 
 def _span(at: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -138,8 +162,7 @@ def _title(models: Sequence[Model], options: Options, overrides: Sequence[str]) 
     names = ", ".join(model.label for model in models[:_NAMED_MODELS])
     if len(models) > _NAMED_MODELS:
         names = f"{len(models)} models"
-    stated = [f"{name.replace('_', ' ')} {value}" for name, value in options.to_json().items() if value is not None]
-    return " · ".join([names, *stated, *overrides])
+    return " · ".join([names, options.stated(), *overrides])
 
 
 def _drawing() -> Any:

@@ -12,6 +12,7 @@ from archc.errors import ArchcError, SpecError
 from archc.estimation.estimate import estimate
 from archc.expansion import expand
 from archc.planning.comparing import compare
+from archc.planning.timing import estimate_time
 from archc.spec.load import load_spec
 
 LENGTHS = (4 << 10, 128 << 10, 1 << 20)
@@ -123,3 +124,22 @@ def test_a_length_of_1e15_tokens_is_no_overflow():
     found = compare(["kimi-linear-48b-a3b"], at=10**15)
     assert found.row("cache_bytes", 10**15).values[0] == 43_417_600 + 8_064 * 10**15
     assert isinstance(found.row("prefill_flops", 10**15).values[0], int)
+
+
+def test_times_are_those_of_estimate_time_in_passes_of_the_batch():
+    found = compare(SPECS, at=[4096], batch_size=2, gpu="h200", gpus=2, compute_efficiency=0.5)
+    for column, name in enumerate(SPECS):
+        timing = estimate_time(
+            name, gpu="h200", gpus=2, max_model_len=4096, batch_size=2, compute_efficiency=0.5, micro_batches=1
+        )
+        for step in ("forward", "prefill", "decode", "train_step"):
+            expected = timing.steps[step].seconds if step in timing.steps else None
+            assert found.row(f"{step}_s", 4096).values[column] == expected
+    assert found.to_json()["options"]["gpu"] == "h200"
+    # A faster memory makes a token faster.
+    slower = compare(["llama-3-8b"], at=4096, gpu="a100-80gb").row("decode_s", 4096).values[0]
+    assert compare(["llama-3-8b"], at=4096, gpu="h200").row("decode_s", 4096).values[0] < slower
+    with pytest.raises(ArchcError, match="nothing is said of time without a gpu"):
+        compare(["gpt2"], gpus=8)
+    with pytest.raises(ArchcError, match="Did you mean h200"):
+        compare(["gpt2"], gpu="h20")

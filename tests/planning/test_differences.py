@@ -164,3 +164,16 @@ def test_labels_tell_the_two_apart(tmp_path: Path):
     copy.write_text(f"extends: {shipped_specs()['gpt2']}\nname: gpt2\n")
     found: Diff = diff("gpt2", copy)
     assert (found.a, found.b) == ("gpt2", str(copy))
+
+
+@pytest.mark.parametrize("gpus", [None, 8])
+def test_times_differ_by_the_sum_of_their_parts_with_communication_and_optimizer_among_them(gpus: int | None):
+    found = diff("deepseek-v3", "kimi-linear-48b-a3b", length=4096, gpu="h200", gpus=gpus)
+    for name in ("prefill_s", "decode_s", "train_step_s"):
+        change = found.quantities[name]
+        assert change.unit == "s"
+        assert sum(part.difference for part in change.by_part) == pytest.approx(change.difference, rel=1e-9)
+        parts = {part.part for part in change.by_part}
+        assert ("communication" in parts) == (gpus is not None)
+        assert ("optimizer" in parts) == (name == "train_step_s")
+    assert "decode_s" not in diff("gpt2", "gpt2-xl").quantities

@@ -12,10 +12,13 @@ from archc.errors import ArchcError, SpecError
 from archc.estimation.estimate import estimate
 from archc.expansion import expand
 from archc.planning.curves import lengths_between
+from archc.planning.timing import estimate_time
 from archc.plotting.plot import plot
 from archc.spec.load import load_spec
 
 pytest.importorskip("matplotlib")
+
+from matplotlib.colors import to_hex
 
 SPECS = ("kimi-linear-48b-a3b", "deepseek-v3", "gpt-oss-20b")
 
@@ -168,3 +171,48 @@ def test_what_can_not_be_drawn_is_an_error_that_says_what_can():
         plot("gpt2").picture(".gif")
     with pytest.raises(SpecError):
         plot(["gpt3"])
+
+
+def test_the_roofline_has_the_roof_of_the_device_and_the_parts_of_prefill_and_decode_under_it():
+    drawn = plot("kimi-linear-48b-a3b", what="roofline", gpu="h200", at=[4096], batch_size=32)
+    (axes,) = drawn.figure().axes
+    timing = estimate_time("kimi-linear-48b-a3b", gpu="h200", max_model_len=4096, batch_size=32)
+    vendor, taken = axes.lines[:2]
+    assert max(vendor.get_ydata()) == timing.roof.peak_flops_per_s
+    assert max(taken.get_ydata()) == timing.roof.flops_per_s
+    # The corner of the roof is the ridge.
+    assert taken.get_xdata()[1] == timing.roof.ridge_flops_per_byte
+    rows = [row for step in ("prefill", "decode") for row in timing.steps[step].by_part if row.work.flops]
+    points = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines[2:]]
+    assert points == [(row.work.flops_per_byte, row.work.flops / row.seconds) for row in rows]
+    for intensity, rate in points:
+        assert rate <= min(timing.roof.flops_per_s, intensity * timing.roof.bytes_per_s) * (1 + 1e-9)
+    assert {"mixer.kda", "ffn.moe", "prefill", "decode, one token"} <= set(labels(axes))
+    assert axes.get_title(loc="left") == "roofline: kimi-linear-48b-a3b at 4k"
+    data = drawn.to_json()["charts"][0]
+    assert data["is_measurement"] is False
+    assert {point["bound"] for point in data["points"]} == {"compute", "memory"}
+
+
+def test_a_roofline_is_drawn_for_each_model_and_only_where_a_device_is_named():
+    drawn = plot(["gpt2", "bert-base-uncased"], gpu="h100", at=[512])
+    titles = [axes.get_title(loc="left") for axes in drawn.figure().axes]
+    assert titles[3:] == ["roofline: gpt2 at 512", "roofline: bert-base-uncased at 512"]
+    assert len(plot(["gpt2"]).charts) == 3
+    with pytest.raises(ArchcError, match="name one as gpu"):
+        plot("gpt2", what="roofline")
+
+
+def test_a_part_has_one_colour_in_all_charts_of_a_figure():
+    axes = plot("kimi-linear-48b-a3b", gpu="h200").figure().axes
+    bars, roofline = axes[2], axes[3]
+    of_bars = {container.get_label(): to_hex(container[0].get_facecolor()) for container in bars.containers}
+    legend = roofline.get_legend()
+    of_points = {
+        text.get_text(): to_hex(handle.get_color())
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
+    }
+    shared = set(of_bars) & set(of_points)
+    assert {"mixer.kda", "mixer.mla", "ffn.moe", "head"} <= shared
+    assert {part: of_bars[part] for part in shared} == {part: of_points[part] for part in shared}
+    assert len({of_bars[part] for part in shared}) == len(shared)
