@@ -25,7 +25,8 @@ def print_found(found: Serving) -> None:
     cache_dtype = f", cache {options.kv_cache_dtype}" if options.kv_cache_dtype else ""
     click.secho(f"{found.name}, served", bold=True, nl=False)
     click.echo(
-        f": {options.dtype}{cache_dtype}, {options.batch_size:,} sequences of {options.max_model_len:,} tokens on {_where(found)}"
+        f": {options.dtype}{cache_dtype}, {_counted(options.batch_size, 'sequence')} of "
+        f"{_counted(options.max_model_len, 'token')} on {_where(found)}"
     )
     _print_kinds(found)
     _print_stages(found)
@@ -88,7 +89,7 @@ def _print_stages(found: Serving) -> None:
     else:
         click.echo(
             f"  workspace: values alive while {workspace.tokens:,} tokens are read, {gib(workspace.activation_bytes)}, and "
-            f"{workspace.rows:,} rows of logits, {gib(workspace.logits_bytes)}"
+            f"{_counted(workspace.rows, 'row')} of logits, {gib(workspace.logits_bytes)}"
         )
     click.echo(
         f"  overhead: an assumption for what a runtime itself takes on a device ({gib(found.options.overhead_bytes)})"
@@ -143,12 +144,12 @@ def _print_pages(found: Serving) -> None:
         ("a block on a rank", f"{max(pages.block_bytes):,} B"),
         (
             "a sequence of one token",
-            f"{pages.least_bytes(worst.index):,} B in {pages.request_blocks(1, source_tokens=1)} blocks",
+            f"{pages.least_bytes(worst.index):,} B in {_counted(pages.request_blocks(1, source_tokens=1), 'block')}",
         ),
         (
             f"a sequence of {length:,} tokens",
             f"{pages.batch_bytes(worst.index, 1, length, source_tokens=source):,} B in "
-            f"{pages.request_blocks(length, source_tokens=source):,} blocks",
+            f"{_counted(pages.request_blocks(length, source_tokens=source), 'block')}",
         ),
     ]
     print_pairs(pairs)
@@ -187,6 +188,10 @@ def _print_fits(found: Serving) -> None:
 
 def _most(number: int | None) -> str:
     return "no limit" if number is None else f"{number:,}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _wrapped(text: str) -> None:
