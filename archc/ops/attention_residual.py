@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
+from archc.ops.norm import rms
 
 
 @op
@@ -40,3 +42,16 @@ class AttentionResidual(Op):
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         """Scores and the sum."""
         return product(inputs[0].shape) * (4 * len(inputs)) if len(inputs) > 1 else 0
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        first, count = inputs[0], len(inputs)
+        if count == 1:
+            return first
+        leading, wide = first.shape[:-1], tape.wide(first).dtype
+        query = tape.mul(tape.cast(weights["proj"], wide), tape.cast(weights["norm"], wide))
+        scores = [tape.sum(tape.mul(rms(tape, tape.wide(value), None, None), query), (*leading, 1)) for value in inputs]
+        shares = tape.cast(tape.of_output(tape.cat(scores, (*leading, count))), first.dtype)
+        out = tape.mul(first, shares)
+        for value in inputs[1:]:
+            out = tape.add(out, tape.mul(value, shares))
+        return out

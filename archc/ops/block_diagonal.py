@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
 
 
@@ -32,3 +33,9 @@ class BlockDiagonal(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return product(inputs[0].shape) * (2 * self.width // self.groups)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x, weight = inputs[0], weights["weight"]
+        shape = (*x.shape[:-1], self.width)
+        # The product has the groups first; its copy has them side by side.
+        return tape.copy(tape.product(tape.fresh((x, weight), shape, keeps=(x, weight))))

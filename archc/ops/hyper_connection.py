@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
 
 
@@ -24,6 +25,17 @@ def _checked(name: str, streams: TensorType, count: int) -> int:
     if streams.width % count:
         raise GraphError(f"{name}: {streams} is not {count} streams side by side")
     return streams.width // count
+
+
+def _mapped(tape: Tape, streams: Held, weight: Held) -> Held:
+    """The map of the normed streams on a tape: the norm is a factor a token."""
+    factor = tape.of_output(tape.sum(tape.of_input(streams), (*streams.shape[:-1], 1)))
+    return tape.mul(tape.linear(streams, weight), factor)
+
+
+def _read(tape: Tape, streams: Held, numbers: Held, shape: tuple[Dim, ...]) -> Held:
+    """The sum of the streams by their numbers, on a tape."""
+    return tape.matmul(tape.scaled(tape.of_output(numbers)), streams, shape)
 
 
 @op
@@ -63,6 +75,21 @@ class HyperConnection(Op):
         """The map, and the sum over streams."""
         return product(inputs[0].shape) * (2 * (2 + self.num_streams) * self.num_streams + 2)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> tuple[Held, Held, Held]:
+        streams, count = tape.wide(inputs[0]), self.num_streams
+        mapped, leading = _mapped(tape, streams, weights["fn"]), streams.shape[:-1]
+
+        def part(width: int) -> Held:
+            piece = tape.view(mapped, (*leading, width))
+            return tape.add(tape.mul(piece, weights["scale"]), weights["base"])
+
+        pre, post, comb = (part(width) for width in (count, count, count * count))
+        comb = tape.scaled(tape.of_output(comb))
+        for _ in range(2 * self.sinkhorn_iters - 1):
+            comb = tape.div(comb, tape.scaled(tape.sum(comb, (*leading, count))))
+        read = _read(tape, streams, pre, (*leading, streams.width // count))
+        return tape.cast(read, inputs[0].dtype), tape.scaled(tape.of_output(post)), comb
+
 
 @op
 class HyperMix(Op):
@@ -82,6 +109,12 @@ class HyperMix(Op):
         """The streams' mix; what a branch adds is elementwise."""
         return product(inputs[0].shape) * (2 * self.num_streams)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        streams, y, post, comb = inputs
+        mixed = tape.matmul(tape.cast(comb, streams.dtype), streams, streams.shape)
+        post = tape.cast(post, streams.dtype)
+        return tape.add(mixed, tape.fresh((y, post), streams.shape, keeps=(y, post)))
+
 
 @op
 class HyperHead(Op):
@@ -100,3 +133,10 @@ class HyperHead(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return product(inputs[0].shape) * (2 * self.num_streams + 2)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        streams = tape.wide(inputs[0])
+        mapped = _mapped(tape, streams, weights["fn"])
+        numbers = tape.add(tape.mul(mapped, weights["scale"]), weights["base"])
+        leading = streams.shape[:-1]
+        return tape.cast(_read(tape, streams, numbers, (*leading, streams.width // self.num_streams)), inputs[0].dtype)

@@ -7,6 +7,8 @@ from archc.ir.tape import Held, Tape
 
 SLAB = 512
 """Tokens between two states that the chunked operators keep for their backward (``SLAB`` of both in torch)."""
+SCAN_SLAB = 32
+"""The same of the selective scan."""
 
 
 def repeated(tape: Tape, x: Held, group: int) -> Held:
@@ -22,10 +24,13 @@ def _no_state(tape: Tape, v: Held) -> Held:
     return tape.new((1,), "float64" if v.dtype == "float64" else "float32")
 
 
-def by_operator(tape: Tape, v: Held, *inputs: Held, state: tuple[Dim, ...], slab: int = SLAB) -> Held:
+def by_operator(
+    tape: Tape, v: Held, *inputs: Held, state: tuple[Dim, ...], slab: int = SLAB, keeps_state: bool = True
+) -> Held:
     """An operator of archc over a text: inputs and the states that slabs begin with are kept; gives values like v."""
     start = _no_state(tape, v)
-    out = tape.fresh(inputs, v.shape, dtype=v.dtype, keeps=(*inputs, start), axis=v.axis)
+    keeps = (*inputs, start) if keeps_state else inputs
+    out = tape.fresh(inputs, v.shape, dtype=v.dtype, keeps=keeps, axis=v.axis)
     final = tape.new(state, start.dtype, axis=v.axis)
     starts = tape.new((ceil_div(v.shape[1], slab), *state), start.dtype, axis=v.axis)
     if out.needs_grad:
@@ -36,7 +41,10 @@ def by_operator(tape: Tape, v: Held, *inputs: Held, state: tuple[Dim, ...], slab
 
 
 def gated_delta(tape: Tape, q: Held, k: Held, v: Held, decay: Held, beta: Held) -> Held:
-    """The gated delta rule: q, k, v (batch, seq, heads, width), decay (batch, seq, heads[, key width]), beta (batch, seq, heads)."""
+    """The gated delta rule over q, k, v (batch, seq, heads, width).
+
+    ``decay`` (batch, seq, heads[, key width]) and ``beta`` (batch, seq, heads).
+    """
     batch, _, heads, width = v.shape
     state = (batch, heads, q.width, width)
     if tape.number(v.shape[1]) > 1:
@@ -64,3 +72,16 @@ def gated(tape: Tape, q: Held, k: Held, v: Held, decay: Held) -> Held:
     forgotten = tape.fresh((tape.of_output(decay),), state, keeps=[_no_state(tape, v)])
     final = tape.fresh((forgotten, k, values), keeps=[k, values])
     return tape.cast(tape.matmul(tape.scaled(q), final, v.shape), v.dtype)
+
+
+def selective(tape: Tape, x: Held, dt: Held, rates: Held, b: Held, c: Held) -> Held:
+    """The selective scan over x, dt (batch, seq, channels), rates (channels, state), b, c (batch, seq, state)."""
+    batch, seq, channels = x.shape
+    state = (batch, channels, rates.width)
+    if tape.number(seq) > 1:
+        return by_operator(tape, x, x, dt, rates, b, c, state=state, slab=SCAN_SLAB, keeps_state=False)
+    exponent = tape.fresh((dt, rates), state, keeps=(dt, rates))
+    forgotten = tape.fresh((tape.of_output(exponent),), state, keeps=[_no_state(tape, x)])
+    moved = tape.mul(dt, x)
+    written = tape.fresh((moved, b), state, keeps=(moved, b))
+    return tape.sum(tape.mul(tape.add(forgotten, written), c), x.shape)

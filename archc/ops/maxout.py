@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Op, op
+from archc.ir.tape import Held, Tape
 from archc.ir.values import TensorType
 
 
@@ -20,3 +21,8 @@ class Maxout(Op):
         if inputs[0].width % self.pool_size:
             raise GraphError(f"maxout: {inputs[0].width} channels are no multiple of {self.pool_size}")
         return (inputs[0].with_width(inputs[0].width // self.pool_size),)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x = inputs[0]
+        shape = (*x.shape[:-1], x.width // self.pool_size)
+        return tape.fresh((x,), shape, keeps=[tape.new(shape, "int64", axis=x.axis)])

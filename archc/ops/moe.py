@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
 from archc.ops.elementwise import Activation, GatedActivation
 
@@ -49,6 +50,27 @@ class Route(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return product(inputs[0].shape) * (2 * self.num_experts)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> tuple[Held, Held]:
+        x = inputs[0]
+        scores = scored(tape, self.scoring_func, x, weights["weight"])
+        # Nothing is kept of the way to the choice: no gradient comes back on it.
+        indices = tape.new((*x.shape[:-1], self.top_k), "int64")
+        return indices, chosen_weights(tape, scores, indices, self.norm_topk_prob)
+
+
+def scored(tape: Tape, function: str, x: Held, weight: Held) -> Held:
+    """Scores of all experts, (batch, seq, experts) in float32, on a tape."""
+    logits = tape.linear(tape.cast(x, "float32"), tape.cast(weight, "float32"))
+    return tape.of_output(tape.of_input(logits) if function == "sqrtsoftplus" else logits)
+
+
+def chosen_weights(tape: Tape, scores: Held, indices: Held, normed: bool) -> Held:
+    """Weights of the chosen experts, (batch, seq, k) in float32, on a tape."""
+    weights = tape.gather(scores, indices, indices.shape)
+    if normed:
+        weights = tape.div(weights, tape.scaled(tape.sum(weights, (*indices.shape[:-1], 1))))
+    return tape.scaled(weights)
 
 
 @op
@@ -98,3 +120,27 @@ class Experts(Op):
 
     def active_elements(self, role: str, param: Param) -> int:
         return param.elements // self.num_experts * self.top_k
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x, indices, chosen = inputs
+        rows = product(indices.shape)
+        # Where rows come from, which expert each has, where each goes back to, and where each expert's end.
+        token, sorted_by, back = (tape.new((rows,), "int64") for _ in range(3))
+        ends = tape.new((self.num_experts,), "int64", axis="experts")
+        factor = tape.cast(tape.take(chosen, tape.new((rows,), "int64"), (rows, 1)), x.dtype)
+
+        def projected(each: Held, name: str, width: int, axis: str | None) -> Held:
+            y = tape.fresh((each, weights[name]), (rows, width), keeps=(each, ends), axis=axis)
+            y, bias = tape.product(y), weights.get(f"{name}_bias")
+            return y if bias is None else tape.add(y, tape.take(bias, sorted_by, y.shape))
+
+        each = tape.take(x, token, (rows, x.width))
+        if self.weight_on == "input":
+            each = tape.mul(each, factor)
+        names = ("gate_proj", "up_proj") if self.gated else ("up_proj",)
+        wide = [projected(each, name, self.intermediate_size, "ffn") for name in names]
+        middle = self.activation.saves(tape, wide, {})
+        y = projected(middle, "down_proj", x.width, None)
+        if self.weight_on == "output":
+            y = tape.mul(y, factor)
+        return tape.sum(tape.take(y, back, y.shape), x.shape)

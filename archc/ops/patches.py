@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
 
 
@@ -42,6 +43,12 @@ class PatchProjection(Op):
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return product(inputs[0].shape) * (2 * self.width)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        pixels, weight = tape.cast(inputs[0], weights["weight"].dtype), weights["weight"]
+        batch, _, height, width = pixels.shape
+        patches = tape.number(height) // self.patch_size * (tape.number(width) // self.patch_size)
+        return tape.fresh((pixels, weight), (batch, patches, self.width), keeps=(pixels, weight))
+
 
 @op
 class FirstToken(Op):
@@ -55,3 +62,7 @@ class FirstToken(Op):
 
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         return {"weight": Param("weight", (inputs[0].width,))}
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        batch, tokens, width = inputs[0].shape
+        return tape.cat((inputs[0], weights["weight"]), (batch, tokens + 1, width))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from archc.errors import GraphError
 from archc.ir.op import Op, op
+from archc.ir.tape import Held, Tape
 from archc.ir.values import TensorType
 
 
@@ -30,3 +31,8 @@ class Pool(Op):
         if len(x.shape) != 3 or len(inputs) != 1 + self.has_padding or inputs[-1].shape[:2] != x.shape[:2]:
             raise GraphError(f"pool: {', '.join(map(str, inputs))} are no tokens of a batch, and their padding")
         return (TensorType((x.shape[0], x.width), x.dtype),)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x = inputs[0]
+        shape = (x.shape[0], x.width)
+        return tape.sum(x, shape) if self.token == "mean" else tape.view(x, shape)

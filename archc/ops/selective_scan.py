@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, SEQ, Dim
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, State, TensorType
+from archc.ops.linear_rules import selective
 
 
 @op
@@ -48,3 +50,10 @@ class SelectiveScan(Op):
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         # What is written and what is read, each a product with the state; there is no other form.
         return BATCH * SEQ * (4 * inputs[0].width * self.state_size)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x, dt, b, c = (tape.wide(each) for each in inputs)
+        dt = tape.of_input(tape.add(dt, weights["dt_bias"]))
+        rates = tape.scaled(tape.of_output(weights["A_log"]))
+        out = selective(tape, x, dt, rates, b, c)
+        return tape.cast(tape.add(out, tape.mul(x, weights["D"])), inputs[0].dtype)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, Dim
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, State, TensorType
 from archc.ops.linear_attention import gated_flops
+from archc.ops.linear_rules import gated
 
 
 @op
@@ -62,3 +64,15 @@ class StateSpace(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return BATCH * gated_flops(self.num_heads, self.n_groups, self.state_size, self.head_dim, form, pairs)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x, b, c, dt = inputs
+        batch, seq, _ = x.shape
+        dt = tape.of_input(tape.add(tape.wide(dt), weights["dt_bias"]))
+        if self.time_step_limit is not None:
+            dt = tape.of_input(dt)
+        values = tape.view(tape.wide(x), (batch, seq, self.num_heads, self.head_dim))
+        b, c = (tape.view(each, (batch, seq, self.n_groups, self.state_size)) for each in (b, c))
+        decay = tape.mul(dt, tape.scaled(tape.of_output(weights["A_log"])))
+        out = gated(tape, c, b, tape.mul(values, dt), decay)
+        return tape.cast(tape.view(tape.add(out, tape.mul(values, weights["D"])), x.shape), x.dtype)

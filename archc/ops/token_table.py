@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import DISTINCT, Param, TensorType
+from archc.ops.moe import chosen_weights, scored
 
 
 @op
@@ -44,3 +46,9 @@ class TokenTable(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return product(inputs[0].shape) * (2 * self.num_experts)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> tuple[Held, Held]:
+        x = inputs[0]
+        scores = scored(tape, self.scoring_func, x, weights["weight"])
+        indices = tape.take(weights["table"], inputs[1], (*x.shape[:-1], self.top_k))
+        return indices, chosen_weights(tape, scores, indices, self.norm_topk_prob)

@@ -25,17 +25,15 @@ class _Mixer(nn.Module):
         self.num_streams, self.eps, self.norm_eps = num_streams, eps, norm_eps
         self.wide = torch.float32 if twin is None else torch.float64
 
-    def mapped(self, streams: Tensor) -> Tensor:
-        """(B, S, numbers): the norm is one factor a token, so it may stand behind the map."""
-        wide = streams.to(self.wide)
+    def mapped(self, wide: Tensor) -> Tensor:
+        """(B, S, numbers) of the streams in float32: the norm is one factor a token, so it may stand behind the map."""
         factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.norm_eps)
         return functional.linear(wide, self.fn.to(self.wide)) * factor
 
-    def read(self, streams: Tensor, numbers: Tensor) -> Tensor:
+    def read(self, wide: Tensor, numbers: Tensor) -> Tensor:
         """The streams (B, S, n x D) as one, each times sigmoid of its number, and eps: (B, S, D)."""
         pre_BSn = torch.sigmoid(numbers) + self.eps
-        streams_BSnD = streams.to(self.wide).unflatten(-1, (self.num_streams, -1))
-        return torch.matmul(pre_BSn.unsqueeze(-2), streams_BSnD).squeeze(-2).to(streams.dtype)
+        return torch.matmul(pre_BSn.unsqueeze(-2), wide.unflatten(-1, (self.num_streams, -1))).squeeze(-2)
 
     def extra_repr(self) -> str:
         return f"{self.num_streams} streams of {self.fn.shape[1] // self.num_streams}"
@@ -49,12 +47,12 @@ class HyperConnection(_Mixer):
         self.sinkhorn_iters = op.sinkhorn_iters
 
     def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        count = self.num_streams
+        count, wide = self.num_streams, streams.to(self.wide)
         sizes = (count, count, count * count)
         pre, post, comb = (
             part * scale + base
             for part, scale, base in zip(
-                self.mapped(streams).split(sizes, -1),
+                self.mapped(wide).split(sizes, -1),
                 self.scale.to(self.wide).unbind(),
                 self.base.to(self.wide).split(sizes),
                 strict=True,
@@ -65,15 +63,17 @@ class HyperConnection(_Mixer):
         for _ in range(self.sinkhorn_iters - 1):
             comb = comb / (comb.sum(-1, keepdim=True) + self.eps)
             comb = comb / (comb.sum(-2, keepdim=True) + self.eps)
-        return self.read(streams, pre), (2 * torch.sigmoid(post)).float(), comb.flatten(-2).float()
+        read = self.read(wide, pre).to(streams.dtype)
+        return read, (2 * torch.sigmoid(post)).float(), comb.flatten(-2).float()
 
 
 class HyperHead(_Mixer):
     """Streams side by side as one: (B, S, n x D) -> (B, S, D)."""
 
     def forward(self, streams: Tensor) -> Tensor:
-        numbers = self.mapped(streams) * self.scale.to(self.wide) + self.base.to(self.wide)
-        return self.read(streams, numbers)
+        wide = streams.to(self.wide)
+        numbers = self.mapped(wide) * self.scale.to(self.wide) + self.base.to(self.wide)
+        return self.read(wide, numbers).to(streams.dtype)
 
 
 def mix(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, *, num_streams: int) -> Tensor:
