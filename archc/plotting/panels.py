@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -11,7 +12,7 @@ from archc.planning.curves import Bars, Curves
 from archc.planning.rooflines import RooflineChart
 from archc.plotting.style import GREY, MARKERS, binary_bytes, colour, decimal, length_axis, log_axis, tokens
 
-_STEP_LINES = {"": "-", "decode": "-", "forward": "-.", "prefill": (0, (4, 2))}
+_STEP_LINES: dict[str, Any] = {"": "-", "decode": "-", "forward": "-.", "prefill": (0, (4, 2))}
 _STEP_TITLES = {"decode": "decode, at that length", "forward": "forward, mean", "prefill": "prefill, mean"}
 _TITLE_CHARACTERS = 48
 _ROOF_STEPS = {"decode": "decode, one token"}
