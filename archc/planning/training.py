@@ -11,6 +11,7 @@ from archc.errors import ArchcError, Problem, SpecError
 from archc.estimation.activations import OUTSIDE, RECOMPUTE
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.graph.graph import Graph
+from archc.ir.tape import Device as Kernels
 from archc.planning.context_parallel import context_problems
 from archc.planning.fitting import largest_that_fits
 from archc.planning.hardware import Device, find_device
@@ -54,13 +55,14 @@ def estimate_training(
     parallel: Parallel | None = None,
     gpu: str | Device | None = None,
     gpus: int | None = None,
+    kernels: Kernels = "cuda",
 ) -> Training:
     """Memory of training a spec, a graph, a file or a shipped name, on a rank of each stage, in bytes.
 
     A step runs ``micro_batches`` (default: as many as stages) of ``micro_batch_size`` sequences on each copy. ``master_weights``
     are float32 copies of what is narrower. ``zero`` 1 to 3 is ZeRO over dp x cp. ``virtual_stages`` are runs of layers a
     stage has under ``schedule`` ``interleaved``. ``loss_chunk`` tokens have logits at once. ``gpus`` without dp in ``parallel``
-    are as many copies as fit beside tp, pp and cp.
+    are as many copies as fit beside tp, pp and cp. ``kernels`` are those that run, "cuda" or "cpu": what autograd keeps differs.
 
     Raises:
         ArchcError: the spec has problems.
@@ -94,6 +96,7 @@ def estimate_training(
         schedule=schedule,
         virtual_stages=virtual_stages if schedule == "interleaved" else 1,
         loss_chunk_tokens=loss_chunk,
+        kernels=kernels,
     )
     problems += _option_problems(graph, options, given)
     problems += _split_problems(graph, options, split)
@@ -120,6 +123,7 @@ class _Estimator:
             dtype=options.dtype,
             recompute=next(mode for mode in RECOMPUTE if mode == options.recompute),
             sequence_parallel=options.sequence_parallel,
+            kernels=options.kernels,
         )
         self.weights = [weight_bytes(self._own(stage), parallel, held) for stage in range(parallel.pp)]
 

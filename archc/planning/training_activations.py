@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from archc.estimation.activations import OUTSIDE, SHARED, Activations, Piece, Recompute, measure_activations
 from archc.graph.graph import LAYER, Graph, join
 from archc.ir.size import ceil_div, evaluate
+from archc.ir.tape import Device
 from archc.ir.values import Call, Node
 from archc.planning.sharding import Parallel, Stage
 from archc.planning.stages import Item, StageItems, is_stream, split_into_stages
@@ -51,6 +52,7 @@ class KeptByStages:
         dtype: str,
         recompute: Recompute,
         sequence_parallel: bool,
+        kernels: Device = "cuda",
     ) -> None:
         self.stages = stages
         self.cuts = [_Cut(stage, parallel, sequence_parallel) for stage in stages]
@@ -67,6 +69,7 @@ class KeptByStages:
                 source_len=None if source_len is None else -(-source_len // parallel.cp),
                 dtype=dtype,
                 recompute=mode,
+                device=kernels,
             )
 
         self.kept = measured(recompute)

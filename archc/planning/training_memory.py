@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from archc.ir.tape import Device as Kernels
 from archc.planning.hardware import Device
 from archc.planning.parallel import Parallel
 from archc.planning.training_activations import StageActivations
@@ -49,7 +50,10 @@ CONVENTIONS: dict[str, str] = {
 
 @dataclass(slots=True, kw_only=True)
 class TrainingOptions:
-    """What is trained and how. Lengths are in tokens of one sequence; a step runs ``micro_batches`` on each of dp copies."""
+    """What is trained and how. Lengths are in tokens of one sequence; a step runs ``micro_batches`` on each of dp copies.
+
+    ``kernels`` are whose tensors autograd keeps, a GPU's or the CPU's.
+    """
 
     dtype: str
     grad_dtype: str | None
@@ -65,6 +69,7 @@ class TrainingOptions:
     schedule: str
     virtual_stages: int
     loss_chunk_tokens: int | None
+    kernels: Kernels = "cuda"
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
