@@ -108,6 +108,33 @@ class _Replayed:
     left_out: list[tuple[str, str]]
 
 
+@dataclass(slots=True, eq=False)
+class _Done:
+    """An op that was replayed: what it made, what it read on the way to a gradient, and what it keeps."""
+
+    outputs: Sequence[Held]
+    read: Sequence[Held]
+    saved: dict[Storage, None]
+
+
+@dataclass(slots=True, eq=False)
+class _Notes:
+    """What is noted while a body is replayed."""
+
+    done: list[_Done] = field(default_factory=list[_Done])
+    left_out: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+    def saved(self, outputs: Sequence[Held]) -> dict[Storage, None]:
+        """What stays of all that is kept: autograd lets go of what no output depends on."""
+        needed = {id(held) for held in outputs}
+        kept: list[_Done] = []
+        for op in reversed(self.done):
+            if any(id(held) in needed for held in op.outputs):
+                needed.update(id(held) for held in op.read)
+                kept.append(op)
+        return {storage: None for op in reversed(kept) for storage in op.saved}
+
+
 class _Replay:
     """Walks the root; calls are replayed once for each body and kind of inputs."""
 
@@ -124,14 +151,14 @@ class _Replay:
         for item in graph.root.items:
             inputs = [env[value] for value in item.inputs]
             if isinstance(item, Node):
-                outputs = self._node(self.tape, item, inputs, "", self.left_out)
-                self._keep(self.tape.saved, OUTSIDE)
+                notes = _Notes(left_out=self.left_out)
+                outputs = self._node(self.tape, item, inputs, "", notes)
+                self._keep(notes.saved(outputs), OUTSIDE)
             else:
                 layer = LAYER.match(item.name) is not None
                 outputs = self._call(item, inputs, item.body.label if layer else OUTSIDE, is_layer=layer)
             for value, held in zip(item.outputs, outputs, strict=True):
                 env[value] = held
-            self.tape.saved.clear()
 
     def pieces(self) -> list[Piece]:
         """What is kept, summed over equal layers."""
@@ -155,26 +182,30 @@ class _Replay:
             shape = (1, *shape[1:])
         return self.tape.new(shape, resolve_dtype(value.dtype, self.tape.model_dtype))
 
-    def _node(
-        self, tape: Tape, node: Node, inputs: Sequence[Held], path: str, left_out: list[tuple[str, str]]
-    ) -> Sequence[Held]:
-        tape.origin = join(path, node.name) or node.op.op_name
+    def _node(self, tape: Tape, node: Node, given: Sequence[Held], path: str, notes: _Notes) -> Sequence[Held]:
+        tape.origin, tape.saved = join(path, node.name) or node.op.op_name, {}
+        inputs = [_again(held, held.storage) for held in given]
         weights = {role: self._weight(param) for role, param in node.params.items()}
         found = node.op.saves(tape, inputs, weights)
         if found is None:
-            left_out.append((tape.origin, node.op.op_name))
-            return [
-                tape.new(
-                    value.shape, value.dtype, needs_grad=not value.dtype.startswith(("int", "bool")), axis=value.axis
-                )
+            notes.left_out.append((tape.origin, node.op.op_name))
+            outputs = [
+                tape.new(value.shape, value.dtype, needs_grad=not value.dtype.startswith(("int", "bool")))
                 for value in node.outputs
             ]
-        outputs = [found] if isinstance(found, Held) else list(found)
+        else:
+            outputs = [found] if isinstance(found, Held) else list(found)
         assert len(outputs) == len(node.outputs), f"{tape.origin}: saves gives {len(outputs)} outputs"
         for held, value in zip(outputs, node.outputs, strict=True):
             held.axis = value.axis
             if held.storage.axis is None:
                 held.storage.axis = value.axis
+        read = [
+            outer
+            for outer, inner in zip(given, inputs, strict=True)
+            if found is None or inner.is_read or any(inner is held for held in outputs)
+        ]
+        notes.done.append(_Done(outputs, read, tape.saved))
         return outputs
 
     def _weight(self, param: Param) -> Held:
@@ -208,10 +239,7 @@ class _Replay:
                 name, count = self.kept.get(storage, (layer, 0))
                 self.kept[storage] = (name, count + 1)
         self.left_out += [(join(call.name, path), name) for path, name in done.left_out]
-        return [
-            Held(held.shape, held.dtype, outer[held.storage], needs_grad=held.needs_grad, axis=held.axis)
-            for held in done.outputs
-        ]
+        return [_again(held, outer[held.storage]) for held in done.outputs]
 
     def _body(self, body: Body, inputs: Sequence[Held]) -> _Replayed:
         storages: dict[Storage, int] = {}
@@ -226,28 +254,33 @@ class _Replay:
                 for storage in storages
             }
             tape = Tape(self.tape.model_dtype, self.tape.sizes, self.tape.device)
-            left_out: list[tuple[str, str]] = []
-            given = [
-                Held(held.shape, held.dtype, inner[held.storage], needs_grad=held.needs_grad, axis=held.axis)
-                for held in inputs
-            ]
-            outputs = self._items(tape, body, given, "", left_out)
+            notes = _Notes()
+            given = [_again(held, inner[held.storage]) for held in inputs]
+            outputs = self._items(tape, body, given, "", notes)
             self.known[key] = _Replayed(
-                [held.storage for held in given], outputs, tape.saved, tape.products, tape.shared, left_out
+                [held.storage for held in given],
+                outputs,
+                notes.saved(outputs),
+                tape.products,
+                tape.shared,
+                notes.left_out,
             )
         return self.known[key]
 
-    def _items(
-        self, tape: Tape, body: Body, inputs: Sequence[Held], path: str, left_out: list[tuple[str, str]]
-    ) -> list[Held]:
+    def _items(self, tape: Tape, body: Body, inputs: Sequence[Held], path: str, notes: _Notes) -> list[Held]:
         """Replay a body and all scopes below on one tape."""
         env = dict(zip(body.inputs, inputs, strict=True))
         for item in body.items:
             given = [env[value] for value in item.inputs]
             if isinstance(item, Node):
-                outputs = self._node(tape, item, given, path, left_out)
+                outputs = self._node(tape, item, given, path, notes)
             else:
-                outputs = self._items(tape, item.body, given, join(path, item.name), left_out)
+                outputs = self._items(tape, item.body, given, join(path, item.name), notes)
             for value, held in zip(item.outputs, outputs, strict=True):
                 env[value] = held
         return [env[value] for value in body.outputs]
+
+
+def _again(held: Held, storage: Storage) -> Held:
+    """The same tensor in a storage, not read yet."""
+    return Held(held.shape, held.dtype, storage, needs_grad=held.needs_grad, axis=held.axis)

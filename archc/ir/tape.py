@@ -5,7 +5,8 @@ keeps (torch's ``derivatives.yaml``). Three rules make bytes out of that:
 
 * What is kept is a storage, once, however many views of it are kept: a saved slice holds all of what it was cut from.
 * Weights and buffers are there anyway and count nothing; a weight cast to another dtype is a tensor of its own.
-* Nothing is kept for what needs no gradient: a table made from positions is counted only where a product keeps it.
+* Nothing is kept for what needs no gradient: a table made from positions is counted only where a product keeps it. Nor for
+  what no output reads by way of a gradient: projections that only choose.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ class Storage:
 
 
 class Held:
-    """A tensor on the tape. ``needs_grad``: backward goes through it."""
+    """A tensor on the tape. ``needs_grad``: backward goes through it. ``is_read``: a primitive took it on the way there."""
 
-    __slots__ = ("axis", "dtype", "needs_grad", "shape", "storage")
+    __slots__ = ("axis", "dtype", "is_read", "needs_grad", "shape", "storage")
 
     def __init__(self, shape: Shape, dtype: str, storage: Storage, *, needs_grad: bool, axis: str | None) -> None:
         self.shape, self.dtype, self.storage, self.needs_grad, self.axis = shape, dtype, storage, needs_grad, axis
+        self.is_read = False
 
     @property
     def width(self) -> int:
@@ -122,6 +124,8 @@ class Tape:
         grad = any(tensor.needs_grad for tensor in inputs) if needs_grad is None else needs_grad
         if grad:
             self.save(*keeps)
+        for tensor in inputs:
+            tensor.is_read |= tensor.needs_grad
         return self.new(
             first.shape if shape is None else shape,
             first.dtype if dtype is None else dtype,
@@ -134,6 +138,7 @@ class Tape:
     def view(self, x: Held, shape: Shape, *, axis: str | bool | None = True) -> Held:
         """The same memory in another shape, or a slice, a transposed or an expanded view of it."""
         axis = x.axis if axis is True or axis is False else axis
+        x.is_read |= x.needs_grad
         return Held(shape, x.dtype, x.storage, needs_grad=x.needs_grad, axis=axis)
 
     def detach(self, x: Held) -> Held:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
@@ -235,20 +235,31 @@ class LatentAttention(Op):
         if reach is not None and tape.number(seq) > reach:
             key = ("mask", "latent", self.window, self.sink_tokens, seq, q.dtype)
             mask = tape.shared_constant(key, (1, 1, seq, seq), q.dtype)
-        return expanded(tape, self, q, latent, shared, weights["kv_b_proj"], mask)
+        return expanded(
+            tape,
+            q,
+            latent,
+            shared,
+            weights["kv_b_proj"],
+            nope_dim=self.nope_dim,
+            value_dim=self.value_dim,
+            mask=mask,
+        )
 
 
-class _Latent(Protocol):
-    """What of latent attention its expanded form reads."""
-
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-
-
-def expanded(tape: Tape, op: _Latent, q: Held, latent: Held, shared: Held, kv_b_proj: Held, mask: Held | None) -> Held:
-    """Keys and values made from latent rows, and attention to them: keys are copies, values a view where no width is padded."""
-    q = to_heads(tape, q, op.nope_dim + op.rope_dim)
-    kv = to_heads(tape, tape.linear(latent, kv_b_proj, axis="heads"), op.nope_dim + op.value_dim)
-    k = tape.cat((kv, shared), (*kv.shape[:-1], op.nope_dim + op.rope_dim))
-    return attend(tape, q, k, tape.view(kv, (*kv.shape[:-1], op.value_dim)), mask=mask)
+def expanded(
+    tape: Tape,
+    q: Held,
+    latent: Held,
+    shared: Held,
+    kv_b_proj: Held,
+    *,
+    nope_dim: int,
+    value_dim: int,
+    mask: Held | None = None,
+) -> Held:
+    """Keys and values made from latent rows, and attention to them: keys are copies, values views of what is projected."""
+    q = to_heads(tape, q, nope_dim + shared.width)
+    kv = to_heads(tape, tape.linear(latent, kv_b_proj, axis="heads"), nope_dim + value_dim)
+    k = tape.cat((kv, shared), (*kv.shape[:-1], q.width))
+    return attend(tape, q, k, tape.view(kv, (*kv.shape[:-1], value_dim)), mask=mask)

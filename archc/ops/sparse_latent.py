@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, CAPACITY, SEQ, TOTAL, Dim, minimum, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
-from archc.ops.attention import causal_pairs_twice
+from archc.ops.attention import causal_pairs_twice, expanded
 
 
 @op
@@ -81,3 +82,13 @@ class SparseLatentAttention(Op):
         if form == "many":
             return scored + BATCH * TOTAL * (2 * rank * heads * (nope + value)) + read * (heads * (nope + rope + value))
         return scored + BATCH * SEQ * (2 * heads * rank * (nope + value)) + read * (heads * (2 * rank + rope))
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        """The choice keeps nothing but its mask, which is a layer's own."""
+        q, latent, shared = inputs[:3]
+        batch, seq = q.shape[:2]
+        rows = tape.cat((latent, shared), (batch, seq, latent.width + shared.width))
+        latent, shared = (tape.view(rows, x.shape) for x in (latent, shared))
+        mask = tape.new((batch, 1, seq, seq), "bool") if tape.number(seq) > self.topk else None
+        nope, value = self.nope_dim, self.value_dim
+        return expanded(tape, q, latent, shared, weights["kv_b_proj"], nope_dim=nope, value_dim=value, mask=mask)

@@ -52,7 +52,7 @@ def recompute(model: nn.Module, mode: Recompute) -> nn.Module:
 
 
 def keeps(target: Any) -> bool:
-    """Whether ``selective`` keeps what an operator (``torch.ops.….default``) returns."""
+    """Whether ``selective`` keeps what an operator (``torch.ops.….default``) returns, where a gradient is taken."""
     if target.namespace == "archc":
         return True
     name = target._schema.name.removeprefix("aten::")
@@ -64,7 +64,9 @@ def _is_fused_attention(name: str) -> bool:
 
 
 def _policy(context: Any, target: Any, *args: Any, **keywords: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if keeps(target) else CheckpointPolicy.PREFER_RECOMPUTE
+    # What has no gradient only chooses: an indexer's scores of all keys are far more than is made of them.
+    kept = torch.is_grad_enabled() and keeps(target)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 _selective = partial(create_selective_checkpoint_contexts, _policy)
