@@ -252,9 +252,8 @@ def _grouped(
         count = _ceil(len(bucket), size)
         if missing := count * size - len(bucket):
             kinds = ", ".join(dict.fromkeys(layer.kind for layer, _ in bucket))
-            notes.append(
-                f"{kinds}: {len(bucket)} layers fill {count} groups of {size} and leave {missing} places empty"
-            )
+            empty = f"{missing} place{'s' if missing > 1 else ''}"
+            notes.append(f"{kinds}: {len(bucket)} layers fill {count} groups of {size} but for {empty}")
         for number in range(count):
             members = bucket[number::count]
             on_stage = tuple(sum(index == stage for _, index in members) for stage in range(len(stages)))
