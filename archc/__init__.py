@@ -10,10 +10,14 @@ if TYPE_CHECKING:
     from archc.estimation.complexity import complexity
     from archc.estimation.estimate import estimate
     from archc.expansion import expand
+    from archc.planning.comparing import compare
+    from archc.planning.differences import diff
     from archc.planning.parallel import Parallel
     from archc.planning.serving import estimate_serving
+    from archc.planning.sweep import sweep
     from archc.planning.timing import estimate_time
     from archc.planning.training import estimate_training
+    from archc.plotting.plot import plot
     from archc.reporting.report import report
     from archc.runtime import load
     from archc.spec.load import load_spec, loads_spec
@@ -29,7 +33,9 @@ __all__ = [
     "__version__",
     "build",
     "cast",
+    "compare",
     "complexity",
+    "diff",
     "estimate",
     "estimate_serving",
     "estimate_time",
@@ -43,15 +49,19 @@ __all__ = [
     "loads_spec",
     "new_cache",
     "pad_right",
+    "plot",
     "recompute",
     "report",
     "save_weights",
+    "sweep",
 ]
 
 _HOMES = {
     "build": "archc.torch_backend.build",
     "cast": "archc.torch_backend.build",
+    "compare": "archc.planning.comparing",
     "complexity": "archc.estimation.complexity",
+    "diff": "archc.planning.differences",
     "estimate": "archc.estimation.estimate",
     "estimate_serving": "archc.planning.serving",
     "estimate_time": "archc.planning.timing",
@@ -66,10 +76,12 @@ _HOMES = {
     "new_cache": "archc.torch_backend.build",
     "pad_right": "archc.torch_backend.step",
     "Parallel": "archc.planning.parallel",
+    "plot": "archc.plotting.plot",
     "recompute": "archc.torch_backend.recompute",
     "report": "archc.reporting.report",
     "save_weights": "archc.torch_backend.weights",
     "Step": "archc.torch_backend.step",
+    "sweep": "archc.planning.sweep",
 }
 
 

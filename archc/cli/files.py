@@ -24,6 +24,17 @@ def write_atomically(path: Path, text: str | bytes) -> None:
 
 
 @contextmanager
+def replaced(path: Path) -> Generator[Path]:
+    """A file beside ``path`` to write to, which becomes ``path`` when the block ends well, else is removed."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def staged(out: Path) -> Generator[Path]:
     """A folder beside ``out`` to write to; its files move into ``out`` when the block ends well, else they are removed.
 

@@ -19,7 +19,7 @@ from archc.units import tensor_bytes
 
 Number = int | float | None
 
-METRICS = {
+METRICS: dict[str, tuple[str, ...]] = {
     "parameters": ("parameters", "active_parameters", "embedding_parameters"),
     "weights": ("weight_bytes",),
     "cache": ("cache_bytes_per_token", "state_bytes_per_sequence", "cache_bytes_at"),
@@ -95,10 +95,15 @@ class Totals:
             start = _FIXED + _BY_LENGTH * at
             used, prefill, decode, train = self.row[start : start + _BY_LENGTH]
             found[f"cache_bytes_at_{length}"] = used
-            found[f"prefill_flops_per_token_at_{length}"] = prefill / (batch * length)
-            found[f"decode_flops_per_token_at_{length}"] = decode / batch if self.decodes else None
-            found[f"train_flops_per_token_at_{length}"] = train / (batch * length)
+            found[f"prefill_flops_per_token_at_{length}"] = _shared(prefill, batch * length)
+            found[f"decode_flops_per_token_at_{length}"] = _shared(decode, batch) if self.decodes else None
+            found[f"train_flops_per_token_at_{length}"] = _shared(train, batch * length)
         return found
+
+
+def _shared(number: int, tokens: int) -> int | float:
+    """A number over tokens: exact where it comes out, else the nearest float."""
+    return number // tokens if number % tokens == 0 else number / tokens
 
 
 def columns(metrics: Sequence[str], lengths: Sequence[int]) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ OPTIONS = {
         "--schedule",
         "--virtual-stages",
         "--loss-chunk",
+        "--activations",
         "--recompute",
         "--micro-batches",
         "--compute-efficiency",
@@ -121,6 +122,7 @@ OPTIONS = {
         "--set",
         "--json",
     ],
+    "sweep": ["SPEC", "--vary", "--at", "--batch-size", "--metrics", "--strict", "--output", "--set", "--json"],
     "show": ["SPEC", "--resolved", "--lock", "--diagram", "--set", "--json"],
     "validate": ["FILE...", "--lock", "--json"],
     "attention": [
