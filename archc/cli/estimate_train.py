@@ -24,6 +24,7 @@ _NAMES = (
     "schedule",
     "virtual_stages",
     "loss_chunk",
+    "activations",
 )
 """Options by the names of ``estimate_training``'s arguments; what is not stated keeps its default there."""
 

@@ -57,4 +57,9 @@ TRAIN_OPTIONS: tuple[click.Option, ...] = (
         metavar="TOKENS",
         help="Tokens whose logits and loss are made at once. Default: all of a micro-batch.",
     ),
+    click.Option(
+        ["--activations"],
+        metavar="NAME",
+        help="graph, or megatron: the formula of arXiv 2205.05198, to compare with. Default: graph.",
+    ),
 )

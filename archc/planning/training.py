@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any
 
 from archc.errors import ArchcError, Problem, SpecError
-from archc.estimation.activations import OUTSIDE, RECOMPUTE
+from archc.estimation.activations import OUTSIDE, RECOMPUTE, Recompute
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.graph.graph import Graph
 from archc.ir.tape import Device as Kernels
@@ -18,6 +18,7 @@ from archc.planning.hardware import Device, find_device
 from archc.planning.models import open_model
 from archc.planning.optimizers import OPTIMIZERS, optimizer_named
 from archc.planning.parallel import Parallel
+from archc.planning.reference_activations import FormulaByStages, formula_problems
 from archc.planning.schedules import SCHEDULES, Schedule
 from archc.planning.sharding import Sharding, Stage, shard
 from archc.planning.training_activations import KeptByStages, StageActivations
@@ -30,6 +31,9 @@ from archc.units import DTYPE_BITS, dtype_name
 
 TRAINED_DTYPES = ("float64", "float32", "bfloat16", "float16")
 """dtypes in which weights are trained and gradients are summed."""
+
+ACTIVATIONS = ("graph", "megatron")
+"""Where activations come from: the graph's ops, or a formula to compare them with."""
 
 MOST_MICRO_BATCH = 1 << 16
 """No larger micro-batch is looked for."""
@@ -55,6 +59,7 @@ def estimate_training(
     parallel: Parallel | None = None,
     gpu: str | Device | None = None,
     gpus: int | None = None,
+    activations: str = "graph",
     kernels: Kernels = "cuda",
 ) -> Training:
     """Memory of training a spec, a graph, a file or a shipped name, on a rank of each stage, in bytes.
@@ -62,7 +67,8 @@ def estimate_training(
     A step runs ``micro_batches`` (default: as many as stages) of ``micro_batch_size`` sequences on each copy. ``master_weights``
     are float32 copies of what is narrower. ``zero`` 1 to 3 is ZeRO over dp x cp. ``virtual_stages`` are runs of layers a
     stage has under ``schedule`` ``interleaved``. ``loss_chunk`` tokens have logits at once. ``gpus`` without dp in ``parallel``
-    are as many copies as fit beside tp, pp and cp. ``kernels`` are those that run, "cuda" or "cpu": what autograd keeps differs.
+    are as many copies as fit beside tp, pp and cp. ``activations`` ``megatron`` takes the formula of
+    arXiv 2205.05198 instead of the graph's. ``kernels`` are those that run, "cuda" or "cpu": what autograd keeps differs.
 
     Raises:
         ArchcError: the spec has problems.
@@ -96,6 +102,7 @@ def estimate_training(
         schedule=schedule,
         virtual_stages=virtual_stages if schedule == "interleaved" else 1,
         loss_chunk_tokens=loss_chunk,
+        activations=activations,
         kernels=kernels,
     )
     problems += _option_problems(graph, options, given)
@@ -114,18 +121,32 @@ class _Estimator:
         self.graph, self.options, self.parallel, self.sharding = graph, options, parallel, sharding
         rule = OPTIMIZERS[options.optimizer]
         held = WeightOptions(options.dtype, rule, options.master_weights, options.grad_dtype, options.zero)
-        self.kept = KeptByStages(
-            graph,
-            sharding.stages,
-            parallel,
+        self.kept = self._kept()
+        self.weights = [weight_bytes(self._own(stage), parallel, held) for stage in range(parallel.pp)]
+
+    def _kept(self) -> KeptByStages | FormulaByStages:
+        options = self.options
+        recompute: Recompute = next(mode for mode in RECOMPUTE if mode == options.recompute)
+        if options.activations == "megatron":
+            return FormulaByStages(
+                self.graph,
+                self.sharding.stages,
+                self.parallel,
+                seq_len=options.max_model_len,
+                recompute=recompute,
+                sequence_parallel=options.sequence_parallel,
+            )
+        return KeptByStages(
+            self.graph,
+            self.sharding.stages,
+            self.parallel,
             seq_len=options.max_model_len,
             source_len=options.source_len,
             dtype=options.dtype,
-            recompute=next(mode for mode in RECOMPUTE if mode == options.recompute),
+            recompute=recompute,
             sequence_parallel=options.sequence_parallel,
             kernels=options.kernels,
         )
-        self.weights = [weight_bytes(self._own(stage), parallel, held) for stage in range(parallel.pp)]
 
     def training(self, device: Device | None) -> Training:
         """The whole result."""
@@ -136,7 +157,7 @@ class _Estimator:
             options=options,
             parallel=self.parallel,
             stages=self.stages(kept, options.micro_batch_size),
-            left_out=self.kept.left_out,
+            left_out=list(self.kept.left_out),
             notes=list(self._notes()),
             device=device,
             one_micro_batch=kept,
@@ -212,6 +233,8 @@ class _Estimator:
             yield f"zero {options.zero} with pp shares out gradients after each micro-batch: more communication, as counted here"
         if self.graph.mtp is not None:
             yield "extra prediction layers (mtp) are left out"
+        if options.activations == "megatron":
+            yield "activations by the formula of arXiv 2205.05198 for GPT, not by the graph: of layers, 16-bit, with dropout"
         if self.graph.outputs.get("logits") is None:
             yield "there are no logits: no loss is counted"
 
@@ -271,11 +294,17 @@ def _option_problems(graph: Graph, options: TrainingOptions, given: dict[str, An
         optimizer_named(options.optimizer)
     except ArchcError as error:
         yield str(error)
-    words = (("recompute", options.recompute, RECOMPUTE), ("schedule", options.schedule, tuple(SCHEDULES)))
+    words = (
+        ("recompute", options.recompute, RECOMPUTE),
+        ("schedule", options.schedule, tuple(SCHEDULES)),
+        ("activations", options.activations, ACTIVATIONS),
+    )
     for name, value, known in words:
         if value not in known:
             near = nearest(value, known)
             yield f"{name}: {value!r} is unknown; known: {listed(known)}" + (f". Did you mean {near}?" if near else "")
+    if options.activations == "megatron":
+        yield from formula_problems(graph)
     if options.zero not in range(4):
         yield f"zero should be 0, 1, 2 or 3 (found {options.zero})"
 

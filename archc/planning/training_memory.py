@@ -69,6 +69,7 @@ class TrainingOptions:
     schedule: str
     virtual_stages: int
     loss_chunk_tokens: int | None
+    activations: str = "graph"
     kernels: Kernels = "cuda"
 
     def to_json(self) -> dict[str, Any]:
