@@ -15,7 +15,8 @@ from archc.graph.graph import CAPACITY_MULTIPLE, Graph
 from archc.ir.size import Dim, evaluate, product
 from archc.ir.values import State
 from archc.reporting.forms import Number, Pool, exact
-from archc.reporting.ranks import ranks_of
+from archc.reporting.ranks import cut_graph, ranks_of
+from archc.reporting.steps import steps_of
 from archc.spec.schema import Spec
 
 STEPS = ("forward", "prefill", "decode", "train_step")
@@ -94,7 +95,9 @@ def model_of(spec: Spec, source: str) -> Model:
         for kind in found.cache.by_kind
     ]
     data["states"] = _states(placement, [kind.part for kind in found.cache.by_kind], pool)
-    data["ranks"] = ranks_of(graph, pool)
+    by_cut = cut_graph(graph)
+    data["ranks"] = ranks_of(graph, by_cut, pool)
+    data["steps"] = steps_of(graph, by_cut, pool)
     data |= pool.to_json()
     shown = picture(spec)
     parts = [(".".join(part), count) for part, count in counts.by_part.items() if count]

@@ -17,13 +17,15 @@ from archc._version import __version__
 from archc.drawing.svg import forms, style
 from archc.estimation.conventions import CONVENTIONS
 from archc.planning.hardware import Device, devices
+from archc.planning.roofline import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, MEMORY_EFFICIENCY
 from archc.planning.serving import MEMORY_UTILIZATION, OVERHEAD_BYTES
+from archc.planning.time_conventions import TIME_CONVENTIONS
 from archc.reporting.drawing import inlined
 from archc.reporting.model import Model
 from archc.reporting.ranks import CUTS, PP, TP
 from archc.units import DTYPE_BITS, SPEC_DTYPES
 
-SCRIPTS = ("numbers", "forms", "costs", "ranks", "charts", "tables", "page", "controls")
+SCRIPTS = ("numbers", "forms", "costs", "ranks", "time", "charts", "tables", "page", "controls")
 """The page's script, in order: what comes later uses what comes before."""
 
 BESIDE = 3
@@ -65,6 +67,9 @@ class Settings:
             **{name: None if number is None else str(number) for name, number in numbers.items()},
             **choices,
             "experts": "ep" if self.ep > 1 else None,
+            "computeEfficiency": str(COMPUTE_EFFICIENCY),
+            "memoryEfficiency": str(MEMORY_EFFICIENCY),
+            "linkEfficiency": str(LINK_EFFICIENCY),
         }
 
 
@@ -96,10 +101,25 @@ def page(models: Sequence[Model], settings: Settings) -> str:
         overview="beside" if len(models) <= BESIDE else "below",
         models="\n".join(_model(model, place, is_only=len(models) == 1) for place, model in enumerate(models)),
         conventions="\n".join(
-            f"<dt>{escape(topic)}</dt><dd>{escape(text)}</dd>" for topic, text in CONVENTIONS.items()
+            f"<dt>{escape(topic)}</dt><dd>{escape(text)}</dd>" for topic, text in _conventions().items()
         ),
         data=json_in_html(data),
     )
+
+
+def _conventions() -> dict[str, str]:
+    """What the numbers mean, those of devices and times with their assumptions."""
+    devices_text = (
+        f"a rank of the stage that needs most; workspace: activations of tokens read at once and logits, as archc estimate "
+        f"--serve counts them at the first settings; overhead: {OVERHEAD_BYTES >> 30} GiB for the runtime itself; "
+        f"{MEMORY_UTILIZATION:.0%} of a device may be used; fits: the cache in tensors of archc's runtimes"
+    )
+    times = ("estimate", "efficiency", "bytes", "communication", "tokens")
+    return {
+        **CONVENTIONS,
+        "devices": devices_text,
+        **{f"time: {topic}": TIME_CONVENTIONS[topic] for topic in times},
+    }
 
 
 def json_in_html(data: Any) -> str:
@@ -154,7 +174,10 @@ def _options(choices: Sequence[tuple[str, str]]) -> str:
 
 
 def _device(device: Device) -> dict[str, Any]:
-    return {"title": device.title, "memory_bytes": device.memory_bytes}
+    """What a device's roof is made of; rates are far below what a double holds exactly."""
+    names = ("title", "memory_bytes", "peak_flops_per_s", "bandwidth_bytes_per_s")
+    links = ("link_bytes_per_s", "link_devices", "network_bytes_per_s")
+    return {name: getattr(device, name) for name in (*names, *links)}
 
 
 def _model(model: Model, place: int, *, is_only: bool) -> str:

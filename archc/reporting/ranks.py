@@ -21,13 +21,17 @@ Counts = list[list[int]]
 """For each of ``PP``, how many the ranks of each stage hold."""
 
 
-def ranks_of(graph: Graph, pool: Pool) -> dict[str, Any]:
+def cut_graph(graph: Graph) -> list[Sharding]:
+    """The graph on one stage, under each of ``CUTS``."""
+    return [shard(graph, Parallel(tp=tp, ep=ep)) for tp, ep in CUTS]
+
+
+def ranks_of(graph: Graph, by_cut: list[Sharding], pool: Pool) -> dict[str, Any]:
     """Pieces by cut, since stages don't change them, and counts by pp, since cuts don't change those.
 
     ``weights``: [dtype, elements for each of ``CUTS``, counts]; ``states``: {dtype, role, used, allocated: forms for each of
     ``CUTS``, counts}. ``problems`` and ``notes`` say what can't be and what is held more than once.
     """
-    by_cut = [shard(graph, Parallel(tp=tp, ep=ep)) for tp, ep in CUTS]
     by_pp = [shard(graph, Parallel(pp=pp)) for pp in PP]
     return {
         "cut_problems": [sharding.problems for sharding in by_cut],
@@ -46,7 +50,7 @@ def _weights(by_cut: list[Sharding], by_pp: list[Sharding]) -> list[list[Any]]:
     rows: dict[tuple[Any, ...], Counts] = {}
     for key, (param, counts) in _counted([_params_by_stage(sharding) for sharding in by_pp]).items():
         local = tuple(found[key].elements for found in pieces)
-        _merge(rows, (param.param.dtype, local), counts)
+        merge(rows, (param.param.dtype, local), counts)
     return [[dtype, [exact(one) for one in local], counts] for (dtype, local), counts in rows.items()]
 
 
@@ -56,7 +60,7 @@ def _states(by_cut: list[Sharding], by_pp: list[Sharding], pool: Pool) -> list[d
     for key, (placed, counts) in _counted([_states_by_stage(sharding) for sharding in by_pp]).items():
         used = tuple(pool.form(product(found[key].local.used)) for found in pieces)
         allocated = tuple(pool.form(product(found[key].local.allocated)) for found in pieces)
-        _merge(rows, (placed.state.dtype, placed.state.role, used, allocated), counts)
+        merge(rows, (placed.state.dtype, placed.state.role, used, allocated), counts)
     names = ("dtype", "role", "used", "allocated")
     return [dict(zip(names, key, strict=True)) | {"counts": counts} for key, counts in rows.items()]
 
@@ -86,7 +90,8 @@ def _counted(splits: list[list[dict[Any, Any]]]) -> dict[Any, tuple[Any, Counts]
     }
 
 
-def _merge(rows: dict[tuple[Any, ...], Counts], key: tuple[Any, ...], counts: Counts) -> None:
+def merge(rows: dict[tuple[Any, ...], Counts], key: tuple[Any, ...], counts: Counts) -> None:
+    """Add counts to those of an equal row."""
     known = rows.get(key)
     rows[key] = (
         counts

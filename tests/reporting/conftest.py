@@ -55,6 +55,7 @@ class Page:
 
     def __init__(self, tab: Any, file: Path) -> None:
         self.tab = tab
+        tab.set_default_timeout(10_000)
         self.said: list[str] = []
         self.asked: list[str] = []
         tab.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
@@ -64,12 +65,19 @@ class Page:
 
     def table(self, name: str) -> dict[str, list[int | None]]:
         """Row -> the whole numbers behind its cells; None where a cell has none."""
-        rows = self.tab.evaluate(
-            """(name) => [...document.querySelectorAll(`#${name} tr[data-key]`)].map((row) =>
-            [row.dataset.key, [...row.querySelectorAll("td")].map((cell) => cell.dataset.exact ?? null)])""",
-            name,
+        return {key: [None if cell is None else int(cell) for cell in row] for key, row in self._cells(name, "exact")}
+
+    def numbers(self, name: str) -> dict[str, list[float]]:
+        """Row -> the numbers behind those of its cells that are no whole ones."""
+        rows = {key: [float(cell) for cell in row if cell is not None] for key, row in self._cells(name, "number")}
+        return {key: row for key, row in rows.items() if row}
+
+    def _cells(self, name: str, what: str) -> list[tuple[str, list[str | None]]]:
+        return self.tab.evaluate(
+            """([name, what]) => [...document.querySelectorAll(`#${name} tr[data-key]`)].map((row) =>
+            [row.dataset.key, [...row.querySelectorAll("td")].map((cell) => cell.dataset[what] ?? null)])""",
+            [name, what],
         )
-        return {key: [None if cell is None else int(cell) for cell in cells] for key, cells in rows}
 
     def write(self, control: str, text: str) -> None:
         """Put a text into a box."""

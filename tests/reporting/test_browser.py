@@ -12,6 +12,13 @@ from click.testing import CliRunner
 
 from archc.cli.main import archc
 from archc.estimation.estimate import Estimate, estimate
+from archc.expansion import expand
+from archc.planning.parallel import Parallel
+from archc.planning.serving import estimate_serving
+from archc.planning.serving_memory import Serving, StageMemory
+from archc.planning.sharding import shard
+from archc.planning.timing import estimate_time
+from archc.spec.load import load_spec
 from tests.reporting.conftest import Page
 
 Opened = Callable[..., Page]
@@ -66,7 +73,7 @@ def test_a_slider_that_moves_gives_the_numbers_of_the_command_line(opened: Opene
     assert page.tab.locator("#length-exact").inner_text() == "128k = 131,072 tokens"
     page.tab.locator("#batch-slider").fill(str(3 * 4))
     command = page.tab.locator("#command-0").inner_text()
-    assert command == "archc estimate kimi-linear-48b-a3b --batch-size 8 --max-model-len 131072"
+    assert command.startswith("archc estimate kimi-linear-48b-a3b --batch-size 8 --max-model-len 131072 --serve")
     result = CliRunner().invoke(archc, [*command.split()[1:], "--json"], catch_exceptions=False)
     told = json.loads(result.stdout)
     shown = page.table("overview-table")
@@ -103,6 +110,7 @@ def test_dtypes_and_blocks_give_the_estimate(opened: Opened):
     page = opened("qwen3-next-80b-a3b", max_model_len=5000)
     page.tab.locator("#dtype").select_option("int4")
     page.tab.locator("#kvDtype").select_option("float8_e4m3fn")
+    page.tab.locator(".extra summary").click()
     page.write("block", "48")
     options: dict[str, Any] = {"dtype": "int4", "kv_cache_dtype": "float8_e4m3fn", "block_size": 48}
     found = estimate("qwen3-next-80b-a3b", max_model_len=5000, **options)
@@ -114,6 +122,7 @@ def test_a_decoder_with_an_encoder_and_an_encoder_stand_side_by_side(opened: Ope
     page = opened("t5-base", "bert-base-uncased", max_model_len=300)
     check(page, estimate("t5-base", max_model_len=300), 1)
     check(page, estimate("bert-base-uncased", max_model_len=300), 2)
+    page.tab.locator(".extra summary").click()
     page.write("source", "77")
     check(page, estimate("t5-base", max_model_len=300, source_len=77), 1)
     check_tables(page, estimate("t5-base", max_model_len=300, source_len=77), 0)
@@ -127,6 +136,89 @@ def test_no_length_overflows(opened: Opened):
     page.write("batch", "4096")
     check(page, estimate("kimi-linear-48b-a3b", max_model_len=10**15, batch_size=4096))
     assert page.overflow() == 0
+
+
+def worst(served: Serving) -> StageMemory:
+    """The stage that needs most under tensors."""
+    return max(served.stages, key=lambda stage: stage.weight_bytes + stage.allocated_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "pp", "ep", "gpu", "batch", "length"),
+    [
+        ("kimi-linear-48b-a3b", 8, 1, 1, "h200", 64, 131072),
+        ("kimi-linear-48b-a3b", 4, 4, 4, "a100-40gb", 3, 1000),
+        ("gpt-oss-120b", 16, 2, 1, "l40s", 8, 100001),
+        ("deepseek-v3", 8, 1, 8, "b200", 1, 4096),
+        ("t5-base", 2, 1, 1, "rtx-4090", 5, 300),
+        ("bert-base-uncased", 4, 1, 1, "h100", 16, 512),
+    ],
+)
+def test_ranks_and_devices_give_what_serving_and_timing_estimate(
+    opened: Opened, name: str, tp: int, pp: int, ep: int, gpu: str, batch: int, length: int
+):
+    parallel = Parallel(tp=tp, pp=pp, ep=ep)
+    page = opened(name, gpu=gpu)
+    page.write("batch", str(batch))
+    page.write("length", str(length))
+    for control, value in (("tp", tp), ("pp", pp)):
+        page.tab.locator(f"#{control}").select_option(str(value))
+    if ep > 1:
+        page.tab.locator("#experts").select_option("ep")
+    options: dict[str, Any] = {"batch_size": batch, "max_model_len": length, "gpu": gpu, "parallel": parallel}
+    command = page.tab.locator("#command-0").inner_text().split()
+    workspace_bytes = int(command[command.index("--workspace") + 1])
+    served = estimate_serving(name, workspace_bytes=workspace_bytes, **options)
+    most = worst(served)
+    shown = page.table("overview-table")
+    beside = most.workspace_bytes + most.overhead_bytes
+    assert shown["rankWeights"] == [most.weight_bytes]
+    assert shown["rankUsed"] == [most.used_bytes]
+    assert shown["rankAllocated"] == [most.allocated_bytes]
+    assert shown["rankTotal"] == [most.weight_bytes + most.allocated_bytes + beside]
+    fit = served.fits["tensors"]
+    assert (shown["maxBatch"], shown["maxLength"]) == ([fit.max_batch], [fit.max_length_tokens])
+    timing = estimate_time(name, **options)
+    seconds = page.numbers("overview-table")
+    for step in ("prefill", "decode", "forward"):
+        if step in timing.steps:
+            assert seconds[f"{step}Time"] == [pytest.approx(timing.steps[step].seconds, rel=1e-6)]
+    if "decode" in timing.steps:
+        assert seconds["decodeRate"] == [pytest.approx(timing.steps["decode"].tokens_per_s, rel=1e-6)]
+        bound = page.tab.locator('#overview-table tr[data-key="decodeBound"] td').inner_text()
+        assert bound == timing.steps["decode"].whole.bound
+    layers = page.numbers("time-0")
+    first = timing.steps["prefill" if "prefill" in timing.steps else "forward"]
+    assert {row: cells[0] for row, cells in layers.items()} == {
+        row.name: pytest.approx(row.seconds, rel=1e-6) for row in first.by_layer
+    }
+    notes = page.tab.locator("#notes").inner_text()
+    assert all(note in notes for note in shard(expand(load_spec(name)), parallel).notes)
+
+
+def test_a_split_that_a_model_cannot_have_is_explained(opened: Opened):
+    page = opened("gpt2", "llama-3-8b", max_model_len=1024)
+    page.tab.locator("#tp").select_option("8")
+    problem = shard(expand(load_spec("gpt2")), Parallel(tp=8)).problems[0]
+    assert f"gpt2: {problem}" in page.tab.locator("#notes").inner_text()
+    cells = page.table("overview-table")["rankWeights"]
+    assert cells[0] is None
+    assert cells[1] == worst(estimate_serving("llama-3-8b", parallel=Parallel(tp=8))).weight_bytes
+
+
+def test_efficiencies_change_the_time_as_options_do(opened: Opened):
+    page = opened("llama-3-8b", max_model_len=2048)
+    page.tab.locator(".extra summary").click()
+    page.write("memoryEfficiency", "1")
+    page.write("computeEfficiency", "0.35")
+    command = page.tab.locator("#command-0").inner_text()
+    assert "--compute-efficiency 0.35 --memory-efficiency 1" in command
+    timing = estimate_time("llama-3-8b", gpu="h200", max_model_len=2048, memory_efficiency=1.0, compute_efficiency=0.35)
+    shown = page.numbers("overview-table")
+    assert shown["decodeTime"] == [pytest.approx(timing.steps["decode"].seconds, rel=1e-9)]
+    assert shown["prefillTime"] == [pytest.approx(timing.steps["prefill"].seconds, rel=1e-9)]
+    result = CliRunner().invoke(archc, [*command.split()[1:], "--json"], catch_exceptions=False)
+    assert shown["decodeTime"] == [pytest.approx(json.loads(result.stdout)["time"]["steps"]["decode"]["seconds"])]
 
 
 def test_what_is_no_length_is_said_and_changes_nothing(opened: Opened):
@@ -221,7 +313,7 @@ def test_every_control_has_a_name_and_charts_say_what_they_show(opened: Opened):
 
 
 def test_it_prints_everything_without_controls(opened: Opened, tmp_path):
-    page = opened("tiny-kimi-linear", "tiny-t5")
+    page = opened("kimi-linear-48b-a3b", "t5-base", width=718)
     page.tab.emulate_media(media="print")
     assert not page.tab.locator("#settings").is_visible()
     assert page.overflow() == 0
@@ -229,7 +321,7 @@ def test_it_prints_everything_without_controls(opened: Opened, tmp_path):
     assert page.tab.locator("details:not([open])").count() == 0
     printed = page.tab.pdf(format="A4")
     assert printed.startswith(b"%PDF-")
-    assert 2 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 8
+    assert 2 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 12
 
 
 def test_a_hostile_text_stays_a_text(opened: Opened, hostile):

@@ -15,6 +15,17 @@ function setNumber(name, number) {
   if (slider) slider.setAttribute("aria-valuetext", `${grouped(number)} ${slider.dataset.unit}`);
 }
 
+const shareFrom = (text) => (/^(0?\.\d+|1(\.0*)?|0)$/.test(text.trim()) && Number(text) > 0 ? text.trim() : null);
+
+function takeShare(name, box) {
+  const share = shareFrom(box.value);
+  box.setAttribute("aria-invalid", String(share === null));
+  byId("problem").textContent = share === null ? `“${box.value.slice(0, 40)}” is no share above 0 and at most 1.` : "";
+  if (share === null) return;
+  SETTINGS[name] = share;
+  changed();
+}
+
 function remember() {
   const words = [];
   for (const [name, value] of Object.entries(SETTINGS)) {
@@ -31,7 +42,9 @@ function recall() {
     const text = given.get(name);
     SETTINGS[name] = start === null ? null : String(start);
     if (text === null) continue;
-    if (NUMBERS.includes(name)) {
+    if (SHARES.includes(name)) {
+      SETTINGS[name] = shareFrom(text) || SETTINGS[name];
+    } else if (NUMBERS.includes(name)) {
       const number = numberFrom(name, text);
       if (number !== null) SETTINGS[name] = String(number);
     } else if (byId(name) && [...byId(name).options].some((option) => option.value === text)) {
@@ -47,6 +60,7 @@ function changed() {
 
 function showSettings() {
   for (const name of NUMBERS) setNumber(name, SETTINGS[name] ? BigInt(SETTINGS[name]) : null);
+  for (const name of SHARES) byId(name).value = SETTINGS[name];
   for (const name of CHOICES) if (byId(name)) byId(name).value = SETTINGS[name] || "";
 }
 
@@ -86,6 +100,7 @@ function connect() {
       });
     }
   }
+  for (const name of SHARES) byId(name).addEventListener("input", (event) => takeShare(name, event.target));
   for (const name of CHOICES) {
     const select = byId(name);
     if (!select) continue;

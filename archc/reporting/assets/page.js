@@ -14,12 +14,14 @@ const atPosition = (position) => {
 const positionOf = (number) => Math.round((log2(number)) * 4);
 
 const NUMBERS = ["batch", "length", "source", "block", "workspace"];
+const SHARES = ["computeEfficiency", "memoryEfficiency", "linkEfficiency"];
 const CHOICES = ["dtype", "kvDtype", "gpu", "tp", "pp", "experts"];
 
 function settingsNow() {
   const at = {};
   for (const name of NUMBERS) at[name] = SETTINGS[name] ? BigInt(SETTINGS[name]) : null;
   for (const name of CHOICES) at[name] = SETTINGS[name] || null;
+  for (const name of SHARES) at[name] = Number(SETTINGS[name]);
   at.length = at.length || 4096n;
   at.batch = at.batch || 1n;
   at.source = at.source || at.length;
@@ -53,6 +55,13 @@ function commandFor(model, place, at) {
     if (at.tp > 1) words.push(`--tp ${at.tp}`);
     if (at.pp > 1) words.push(`--pp ${at.pp}`);
     if (at.experts && at.tp > 1) words.push(`--ep ${at.tp}`);
+    if (at.gpu) {
+      words.push("--time");
+      for (const name of SHARES) {
+        const flag = `--${name.replace("Efficiency", "-efficiency")}`;
+        if (SETTINGS[name] !== DATA.settings[name]) words.push(`${flag} ${SETTINGS[name]}`);
+      }
+    }
   }
   return words.join(" ");
 }
@@ -95,7 +104,7 @@ function update() {
   const found = MODELS.map((model) => costsOf(model, at));
   const heads = MODELS.map((model, place) => ({ text: model.name, place }));
   const { rows, ranks } = rankRows(MODELS, found, at);
-  fillTable(byId("overview-table"), ["", ...heads], [...overviewRows(MODELS, found), ...rows]);
+  fillTable(byId("overview-table"), ["", ...heads], [...overviewRows(MODELS, found), ...rows, ...timeRows(MODELS, at)]);
   if (MODELS.length > 1) {
     byId("overview-table").querySelectorAll("thead th:not(:first-child)").forEach((head, place) =>
       head.prepend(element("span", { class: `swatch c${place % 8}`, "aria-hidden": "true" })));
@@ -105,6 +114,7 @@ function update() {
     layersTable(byId(`layers-${place}`), model, at);
     byId(`cache-${place}-block`).hidden = !model.kinds.length;
     if (model.kinds.length) cacheTable(byId(`cache-${place}`), model, at);
+    byId(`time-${place}-block`).hidden = !timeTable(byId(`time-${place}`), model, at);
     flopsTable(byId(`flops-${place}`), model, found[place]);
     byId(`command-${place}`).textContent = commandFor(model, place, at);
   });

@@ -23,6 +23,7 @@ function cellOf(cell, tag) {
   } else if (cell.value !== undefined) {
     made.dataset.exact = String(cell.value);
   }
+  if (cell.number !== undefined) made.dataset.number = String(cell.number);
   if (cell.style) made.classList.add(cell.style);
   return made;
 }
@@ -85,8 +86,8 @@ function layersTable(table, model, at) {
   const cache = cacheCosts(model, at).layers;
   const steps = ["forward", "prefill", "decode"].filter((step) => model.flops[step] !== undefined);
   const heads = ["kind", "layers", "parameters", "active",
-    ...(model.decodes ? ["cache B/token", "window", "state B/sequence", "cache used"] : []),
-    ...(model.reads_encoder ? ["B/encoder token"] : []), ...steps.map((step) => `${step} FLOPs`)];
+    ...(model.decodes ? ["cache B/token", "window", "state B/seq", "cache used"] : []),
+    ...(model.reads_encoder ? ["B/enc. token"] : []), ...steps.map((step) => `${step} FLOPs`)];
   const rows = model.layers.map((layer) => {
     const kept = cache[layer.name];
     const flops = flopsOf(model, layer.flops, at);
@@ -104,7 +105,7 @@ function layersTable(table, model, at) {
 
 function cacheTable(table, model, at) {
   const found = cacheCosts(model, at);
-  const heads = ["mixer", "layers", "policy", "B/token", "window", "state B/sequence", "used", "allocated", "paged"];
+  const heads = ["mixer", "layers", "policy", "B/token", "window", "state B/seq", "used", "allocated", "paged"];
   const cells = (kept, window) => [plainCell(kept.belowWindows), window, plainCell(kept.recurrent + kept.convolution),
     bytesCell(kept.used), bytesCell(kept.allocated), bytesCell(kept.paged)];
   const rows = model.kinds.map((kind, place) => {
