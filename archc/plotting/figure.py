@@ -22,7 +22,7 @@ from archc.plotting.style import STYLE
 Chart = Curves | Bars | RooflineChart
 
 _PANEL_INCHES = (5.6, 3.7)
-_DOTS_PER_INCH = 140
+_DOTS_PER_INCH = 110
 _TITLE_CHARACTERS_PER_INCH = 13
 
 _METADATA: dict[str, dict[str, Any]] = {
