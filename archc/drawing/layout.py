@@ -19,6 +19,8 @@ BETWEEN = 34
 """Between columns, where a decoder's wire from its encoder runs."""
 
 TITLE, BODY, SMALL = 20, 14, 12.5
+BOLD = 1.12
+"""Width of a bold text over that of a plain one."""
 LINE = 1.4
 """Height of a line over its font size."""
 CHIP, ROW, GAP, PAD = 28, 4, 18, 6
@@ -106,7 +108,7 @@ class _Painter:
     def heading(self, y: float) -> float:
         """Its title and notes from y on; returns where they end."""
         part = self.part
-        for line in wrapped(part.title, BODY, self.width):
+        for line in wrapped(part.title, BODY * BOLD, self.width):
             self.canvas.text(self.x, y + BODY, line, size=BODY, style="strong")
             y += BODY * LINE
         for note in part.notes:
