@@ -1,7 +1,7 @@
 // Charts of a quantity against the length, both axes logarithmic.
 
 const SVG = "http://www.w3.org/2000/svg";
-const CHART = { width: 360, height: 250, left: 58, right: 10, top: 12, bottom: 34 };
+const CHART = { width: 360, height: 254, left: 58, right: 10, top: 12, bottom: 38 };
 const MIN_EXPONENT = 8;
 const MAX_EXPONENT = 21;
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
@@ -77,7 +77,7 @@ function drawChart(svg, { series, current, binary, label }) {
     shape(svg, "text", { x: x(at), y: height - bottom + 17, "text-anchor": "middle" }, text);
   }
   shape(svg, "line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom });
-  shape(svg, "text", { class: "unit", x: width - right, y: height - 4, "text-anchor": "end" }, "tokens");
+  shape(svg, "text", { class: "unit", x: width - right, y: height - 5, "text-anchor": "end" }, "tokens");
   shape(svg, "line", { class: "now", x1: x(now), x2: x(now), y1: top, y2: height - bottom });
   const told = [];
   for (const each of curves) {

@@ -66,10 +66,13 @@ function commandFor(model, place, at) {
   return words.join(" ");
 }
 
+const PREFILL_TITLE = MODELS.every((model) => model.decodes) ? "FLOPs of a prefill"
+  : MODELS.some((model) => model.decodes) ? "FLOPs of a prefill or a forward" : "FLOPs of a forward";
+
 const CHARTS = [
   { title: "Cache, used", binary: true, of: (model, at) => (model.decodes ? cacheUsed(model, at) : null) },
   { title: "FLOPs of a decode step", of: (model, at) => stepFlops(model, "decode", at) },
-  { title: "FLOPs of a prefill", of: (model, at) => stepFlops(model, model.decodes ? "prefill" : "forward", at) },
+  { title: PREFILL_TITLE, of: (model, at) => stepFlops(model, model.decodes ? "prefill" : "forward", at) },
 ];
 
 function cacheUsed(model, at) {
@@ -123,5 +126,6 @@ function update() {
   const device = deviceOf(at);
   const devices = device ? ` · ${at.tp * at.pp} × ${device.title}` : "";
   byId("summary").textContent = `Batch ${grouped(at.batch)} · ${tokensText(at.length)} tokens · ${dtypes}${devices}`;
-  byId("length-exact").textContent = `${tokensText(at.length)} = ${grouped(at.length)} tokens`;
+  const [short, long] = [tokensText(at.length), grouped(at.length)];
+  byId("length-exact").textContent = `${short === long ? "" : `${short} = `}${long} tokens`;
 }
