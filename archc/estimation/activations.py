@@ -180,7 +180,9 @@ class _Replay:
         if name.endswith("positions"):
             # Without padding all rows have the same positions, and torch makes one row.
             shape = (1, *shape[1:])
-        return self.tape.new(shape, resolve_dtype(value.dtype, self.tape.model_dtype))
+        # A mask of padding is not given where there is none.
+        absent = name.endswith("attention_mask")
+        return self.tape.new(shape, resolve_dtype(value.dtype, self.tape.model_dtype), is_weight=absent)
 
     def _node(self, tape: Tape, node: Node, given: Sequence[Held], path: str, notes: _Notes) -> Sequence[Held]:
         tape.origin, tape.saved = join(path, node.name) or node.op.op_name, {}

@@ -64,8 +64,9 @@ def _is_fused_attention(name: str) -> bool:
 
 
 def _policy(context: Any, target: Any, *args: Any, **keywords: Any) -> CheckpointPolicy:
-    # What has no gradient only chooses: an indexer's scores of all keys are far more than is made of them.
-    kept = torch.is_grad_enabled() and keeps(target)
+    # What has no gradient only chooses: an indexer's scores of all keys are far more than is made of them. Operators with a
+    # backward of their own always run without one.
+    kept = keeps(target) and (target.namespace == "archc" or torch.is_grad_enabled())
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
