@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, Dim
+from archc.ir.tape import Held, Tape
 from archc.ir.values import State, TensorType
 from archc.ops.linear_attention import gated_flops
+from archc.ops.linear_rules import gated
+from archc.ops.softmax import for_products, joined_heads, to_heads
 
 
 @op
@@ -42,6 +45,14 @@ class FeatureAttention(Op):
         heads = self.num_heads
         return BATCH * gated_flops(heads, heads, self.key_dim, self.value_dim + 1, form, pairs)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        f, h, v = (tape.wide(x) for x in inputs)
+        leading = (*v.shape[:2], self.num_heads)
+        f, h = (tape.view(x, (*leading, self.key_dim)) for x in (f, h))
+        v = tape.copy(v, (*leading, self.value_dim + 1))
+        sums = gated(tape, f, h, v, tape.view(tape.new((1,), v.dtype), leading))
+        return tape.cast(tape.view(_quotient(tape, sums), inputs[2].shape), inputs[2].dtype)
+
 
 @op
 class BidirectionalFeatureAttention(Op):
@@ -63,6 +74,22 @@ class BidirectionalFeatureAttention(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return BATCH * inputs[0].shape[1] * (4 * self.num_heads * self.key_dim * (self.value_dim + 1))
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        f, h = (for_products(tape, to_heads(tape, tape.wide(x), self.key_dim)) for x in inputs[:2])
+        v = to_heads(tape, tape.wide(inputs[2]), self.value_dim)
+        batch, heads = v.shape[:2]
+        v = tape.copy(v, (*v.shape[:3], self.value_dim + 1))
+        sums = tape.matmul(h, v, (batch, heads, self.key_dim, self.value_dim + 1))
+        o = _quotient(tape, tape.matmul(f, sums, v.shape))
+        return tape.cast(joined_heads(tape, o), inputs[2].dtype)
+
+
+def _quotient(tape: Tape, sums: Held) -> Held:
+    """Sums of values by their last column, the sum of weights, on a tape."""
+    *leading, width = sums.shape
+    divisor = tape.fresh((sums,), (*leading, 1))
+    return tape.div(tape.view(sums, (*leading, width - 1)), divisor)
 
 
 def _sums(name: str, inputs: Sequence[TensorType], heads: int, features: int, values: int) -> TensorType:

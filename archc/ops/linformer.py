@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, Dim
+from archc.ir.tape import Held, Tape
 from archc.ir.values import TensorType
+from archc.ops.softmax import attend, for_products, to_heads
 
 
 @op
@@ -40,3 +42,18 @@ class LinformerAttention(Op):
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         # Keys and values to their rows, scores with them, and their sum: four products of tokens, rows and width.
         return BATCH * inputs[1].shape[1] * (8 * self.num_rows * self.num_heads * self.head_dim)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        q, k, v, e, f = inputs[:5]
+        keys, values = self._projected(tape, k, e), self._projected(tape, v, f)
+        return attend(tape, to_heads(tape, q, self.head_dim), keys, values)
+
+    def _projected(self, tape: Tape, x: Held, columns: Held) -> Held:
+        """Rows of the projection (batch, heads, rows, width): sums of x by columns that a batch may share, or heads too."""
+        x = to_heads(tape, x, self.head_dim)
+        batch, heads, seq, width = x.shape
+        shape = (batch, heads, self.num_rows, seq)
+        # Columns of each head are copied for every text; those that heads share are one matrix for all products.
+        is_one = columns.width == self.num_rows or tape.number(batch) == 1
+        rows = tape.view(columns, shape) if is_one else tape.copy(columns, shape)
+        return tape.matmul(rows, for_products(tape, x), (batch, heads, self.num_rows, width))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import mul
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, Dim
+from archc.ir.tape import Held, Tape
 from archc.ir.values import TensorType
 
 MAX_EXPONENT = 60.0
@@ -43,6 +44,19 @@ class RandomFeatures(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return BATCH * inputs[0].shape[1] * (2 * inputs[0].width * self.num_features)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x = inputs[0]
+        batch, seq, _ = x.shape
+        leading = (batch, seq, x.width // self.head_dim)
+        y = tape.scaled(tape.view(tape.wide(x), (*leading, self.head_dim)))
+        key = ("directions", self.num_features, self.head_dim, self.seed, y.dtype)
+        met = tape.matmul(
+            y, tape.shared_constant(key, (self.head_dim, self.num_features), y.dtype), (*leading, self.num_features)
+        )
+        if self.of == "key":
+            met = tape.add(met, tape.sum(tape.of_input(y), (*leading, 1)))
+        return tape.view(tape.of_output(met), (batch, seq, leading[2] * self.num_features))
 
     def directions(self) -> tuple[tuple[float, ...], ...]:
         """The w_i, ``num_features`` of ``head_dim`` numbers."""
