@@ -46,19 +46,18 @@ class Need:
         )
         calls = {call.name: call for call in graph.root.calls()}
         self._calls = [[calls[name] for name in stage.layers] for stage in sharding.stages]
-        self._tokens = 0
-        self._peaks: list[int] = []
+        self._peaks: dict[int, list[int]] = {}
 
     def workspace(self, index: int, batch: int, tokens: int) -> Workspace:
         """Tokens of the batch that are read at once, and a row of logits a sequence."""
         at_once = min(self.options.prefill_tokens, batch * tokens)
-        if at_once != self._tokens:
+        if at_once not in self._peaks:
             source = min(self.options.prefill_tokens, self.cache_options.source_len)
             activations = Activations(self.parallel, self.options.dtype, at_once, source)
-            self._tokens, self._peaks = at_once, [activations.peak_bytes(calls) for calls in self._calls]
+            self._peaks[at_once] = [activations.peak_bytes(calls) for calls in self._calls]
         is_last = index == len(self._calls) - 1
         logits = logits_bytes(self.graph, self.options.dtype, batch) if is_last else 0
-        return Workspace(self._peaks[index], logits, at_once, batch if is_last else 0)
+        return Workspace(self._peaks[at_once][index], logits, at_once, batch if is_last else 0)
 
     def beside_cache(self, index: int, batch: int, tokens: int) -> int:
         """Weights, workspace and overhead."""

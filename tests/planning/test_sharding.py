@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from archc.errors import SpecError
 from archc.expansion import expand
 from archc.graph.graph import Graph
+from archc.ir.op import Op, op
+from archc.ir.values import TensorType
 from archc.planning.parallel import Parallel, legal_splits
 from archc.planning.sharding import ShardedParam, Sharding, shard
 from archc.planning.stages import layers_of_stages
@@ -172,6 +175,24 @@ def test_ranks_that_can_t_be_are_all_named():
     assert line.startswith("ep 3 doesn't divide the 2 ranks of a stage (tp 2 x dp 1 x cp 1)")
     assert [str(split) for split in legal_splits(4)] == ["tp 4", "tp 2, pp 2", "pp 4"]
     assert Parallel(tp=2, pp=3, dp=5, cp=7, ep=2).ranks == 210
+
+
+def test_an_op_of_anyone_says_what_stays_whole_by_its_fields_or_by_a_method():
+    @op
+    class Grouped(Op):
+        num_heads: int
+        num_kv_heads: int
+
+    @op
+    class Blocks(Op):
+        blocks: int
+
+        def units(self, inputs: Sequence[TensorType]) -> dict[str, int]:
+            return {"ffn": self.blocks}
+
+    assert Grouped(num_heads=12, num_kv_heads=3).units(()) == {"heads": 12, "kv_heads": 3}
+    assert Blocks(blocks=6).units(()) == {"ffn": 6}
+    assert not Op().units(())
 
 
 @pytest.mark.parametrize(
