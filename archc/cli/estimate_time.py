@@ -21,6 +21,7 @@ _NAMES = (
     "tokens",
     "flops_convention",
     "recompute",
+    "micro_batch_size",
     "micro_batches",
 )
 """Options by the names of ``estimate_time``'s arguments; what is not stated keeps its default there."""

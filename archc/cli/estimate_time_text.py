@@ -93,7 +93,10 @@ def _print_steps(found: Timing) -> None:
     print_heading("steps")
     print_table(("", "time", "tokens", "tokens/s", "work of a pass", "communication", "of the peak"), rows)
     train = found.steps["train_step"]
-    extra = f"{found.micro_batches:,} pass{'es' if found.micro_batches > 1 else ''}, recomputation {found.recompute}"
+    extra = (
+        f"{found.micro_batches:,} pass{'es' if found.micro_batches > 1 else ''} of {found.micro_batch_size:,} "
+        f"sequence{'s' if found.micro_batch_size > 1 else ''} a copy, recomputation {found.recompute}"
+    )
     more = {"AdamW": train.optimizer_s, "bubble": train.bubble_s}
     told = [extra, *(f"{what} {duration(seconds)}" for what, seconds in more.items() if seconds)]
     _wrapped(f"training step: {', '.join(told)}")

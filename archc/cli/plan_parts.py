@@ -77,6 +77,12 @@ class Part:
 
 
 _SHARE = click.FloatRange(0, 1, min_open=True)
+_MICRO_BATCH_SIZE = click.Option(
+    ["--micro-batch-size"],
+    type=POSITIVE,
+    metavar="N",
+    help="Sequences of one pass of a training step on one copy. Default: --batch-size.",
+)
 _RECOMPUTE = click.Option(
     ["--recompute"],
     type=click.Choice(["none", "selective", "full"]),
@@ -150,7 +156,7 @@ PARTS = (
         "training",
         "Memory of training on every rank: weights, gradients, optimizer, activations, logits and loss.",
         "archc.cli.estimate_train",
-        (*TRAIN_OPTIONS, _RECOMPUTE, _MICRO_BATCHES),
+        (*TRAIN_OPTIONS, _MICRO_BATCH_SIZE, _RECOMPUTE, _MICRO_BATCHES),
     ),
     Part(
         "time",
@@ -196,6 +202,7 @@ PARTS = (
                 metavar="NAME",
                 help="How MFU counts: archc, 6nd, kaplan, chinchilla, palm, megatron, mosaic. Default: archc.",
             ),
+            _MICRO_BATCH_SIZE,
             _RECOMPUTE,
             _MICRO_BATCHES,
         ),

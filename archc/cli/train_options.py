@@ -35,12 +35,6 @@ TRAIN_OPTIONS: tuple[click.Option, ...] = (
         help="Cut what lies between the products that --tp cuts along the tokens.",
     ),
     click.Option(
-        ["--micro-batch-size"],
-        type=POSITIVE,
-        metavar="N",
-        help="Sequences of one pass on one copy. Default: --batch-size.",
-    ),
-    click.Option(
         ["--schedule"],
         metavar="NAME",
         help="Order of passes over --pp stages: gpipe, 1f1b, interleaved or zero-bubble. Default: 1f1b.",

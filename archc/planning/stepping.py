@@ -89,6 +89,7 @@ class Run:
     options: CacheOptions
     pairs: Pairs = "needed"
     recompute: str = "none"
+    micro_batch_size: int = 1
     micro_batches: int = 1
     overlap: float = 0.0
     _forms: dict[Node, OpForms] = field(default_factory=dict[Node, OpForms])
@@ -141,7 +142,8 @@ class Run:
     def at(self, name: StepName, *, is_last: bool = False) -> Step:
         """The numbers of a step; ``is_last`` for what stands behind the last layer."""
         options = self.options
-        sizes = {"batch_size": options.batch_size, "max_model_len": options.max_model_len}
+        batch_size = self.micro_batch_size if name == "train_step" else options.batch_size
+        sizes = {"batch_size": batch_size, "max_model_len": options.max_model_len}
         return make_step(name, **sizes, source_len=options.source_len, is_last=is_last)
 
     def value_bytes(self, value: Value, name: StepName) -> int:

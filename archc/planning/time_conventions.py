@@ -17,9 +17,9 @@ TIME_CONVENTIONS: dict[str, str] = {
         "decode step reads the cache, adds a row, and reads and writes a fixed state; a prefill writes what is kept"
     ),
     "training": (
-        "one optimizer step over micro_batches passes; backward is twice forward in FLOPs and bytes; full recomputation "
-        "repeats the layers' forward; AdamW moves 28 bytes a parameter; with stages the step waits for pp - 1 micro-batches "
-        "more (GPipe, 1F1B)"
+        "one optimizer step over micro_batches passes of micro_batch_size sequences on each copy; backward is twice forward "
+        "in FLOPs and bytes; full recomputation repeats the layers' forward; AdamW moves 28 bytes a parameter; with stages the "
+        "step waits for pp - 1 passes more (GPipe, 1F1B)"
     ),
     "communication": (
         "by rings; overlap says what share of it is hidden behind work, 0 unless stated: partial sums are added up over tp "

@@ -33,7 +33,8 @@ STEP_TOKENS = 1 << 22
 class Timing:
     """An estimate, not a measurement: steps by name, on a device under stated efficiencies, with all options.
 
-    ``batch_size`` are the sequences of all copies of the model together, in training those of one micro-batch.
+    ``batch_size`` are the sequences of all copies of the model together, ``micro_batch_size`` those of one pass of a training
+    step on one copy.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Timing:
     source_len: int | None
     pairs: Pairs
     recompute: str
+    micro_batch_size: int
     micro_batches: int
     overlap: float
     roof: Roof
@@ -65,6 +67,7 @@ class Timing:
                 "source_len": self.source_len,
                 "pairs": self.pairs,
                 "recompute": self.recompute,
+                "micro_batch_size": self.micro_batch_size,
                 "micro_batches": self.micro_batches,
                 "overlap": self.overlap,
                 "parallel": self.parallel.to_json(),
@@ -96,6 +99,7 @@ def estimate_time(
     mfu: float | None = None,
     pairs: Pairs = "needed",
     recompute: str = "none",
+    micro_batch_size: int | None = None,
     micro_batches: int | None = None,
     tokens: int | None = None,
     flops_convention: str = "archc",
@@ -108,13 +112,14 @@ def estimate_time(
         gpu: a device, or the name of one in the catalogue or in ``hardware``, a file of the same form.
         gpus: devices; without ``parallel`` they share heads (tp) as far as links and model allow, and copies are the rest.
         parallel: how the model is cut over ranks; ``gpus`` must be as many, or a multiple, which is taken as more copies (dp).
-        batch_size: sequences at once, in training of one micro-batch, shared out over the copies; at least one each.
+        batch_size: sequences at once, shared out over the copies (dp), at least one each.
         max_model_len: tokens of a sequence; by default the spec's ``max_position_embeddings``.
         compute_efficiency: share of the device's peak that products reach; ``memory_efficiency`` and ``link_efficiency`` alike.
         overlap: share of the communication that is hidden behind work, where there is as much.
         mfu: the training step takes what this share of the peak gives for the FLOPs of ``flops_convention``, instead.
         pairs: query-key pairs that count, ``needed`` or ``dense``.
         recompute: ``none``, ``selective`` or ``full``.
+        micro_batch_size: sequences of one pass of a training step on one copy; by default ``batch_size``.
         micro_batches: passes before an optimizer step; by default 1 on one rank, else as many as make 2^22 tokens, and at least
             4 a stage.
         tokens: a budget to train on, in tokens.
@@ -127,7 +132,7 @@ def estimate_time(
     length = max_model_len or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
     problems = _wrong(
         {"batch_size": batch_size, "max_model_len": length, "source_len": source_len, "gpus": gpus, "tokens": tokens}
-        | {"micro_batches": micro_batches},
+        | {"micro_batch_size": micro_batch_size, "micro_batches": micro_batches},
         {"compute_efficiency": compute_efficiency, "memory_efficiency": memory_efficiency, "mfu": mfu}
         | {"link_efficiency": link_efficiency},
     )
@@ -148,8 +153,9 @@ def estimate_time(
     sharding = _sharding(graph, parallel, gpus, device)
     each = -(-batch_size // sharding.parallel.dp)
     options = CacheOptions(model_dtype, full["kv_cache_dtype"], each, length, source_len or length, None)
-    passes = micro_batches or _usual_passes(sharding.parallel, each * length)
-    run = Run(graph, sharding, roof, options, pairs, recompute, passes, overlap)
+    micro = micro_batch_size or batch_size
+    passes = micro_batches or _usual_passes(sharding.parallel, micro * length)
+    run = Run(graph, sharding, roof, options, pairs, recompute, micro, passes, overlap)
     decodes = graph.mask != "bidirectional"
     wanted: tuple[StepName, ...] = ("prefill", "decode", "train_step") if decodes else ("forward", "train_step")
     steps = {name: run.step(name) for name in wanted}
@@ -165,6 +171,7 @@ def estimate_time(
         source_len=options.source_len if graph.reads_encoder else None,
         pairs=pairs,
         recompute=recompute,
+        micro_batch_size=micro,
         micro_batches=passes,
         overlap=overlap,
         roof=roof,

@@ -55,7 +55,18 @@ def test_time_prints_the_roof_the_steps_and_what_bounds_each_part(invoke: Invoke
 def test_time_s_json_is_the_library_s_beside_the_estimate(invoke: Invoke):
     options = ("--batch-size", 5, "--max-model-len", "2k", "--tp", 2, "--dp", 3, "--kv-cache-dtype", "fp8")
     factors = ("--compute-efficiency", 0.5, "--memory-efficiency", 0.6, "--link-efficiency", 0.7, "--overlap", 0.25)
-    rest = ("--tokens", "7e9", "--flops-convention", "palm", "--recompute", "full", "--micro-batches", 6)
+    rest = (
+        "--tokens",
+        "7e9",
+        "--flops-convention",
+        "palm",
+        "--recompute",
+        "full",
+        "--micro-batches",
+        6,
+        "--micro-batch-size",
+        2,
+    )
     told = json.loads(
         invoke("estimate", "llama-3-8b", "--time", "--gpu", "H100", *options, *factors, *rest, "--json").stdout
     )
@@ -74,6 +85,7 @@ def test_time_s_json_is_the_library_s_beside_the_estimate(invoke: Invoke):
         flops_convention="palm",
         recompute="full",
         micro_batches=6,
+        micro_batch_size=2,
     )
     assert told["time"] == json.loads(json.dumps(found.to_json()))
     assert told["time"]["is_measurement"] is False
