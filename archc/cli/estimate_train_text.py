@@ -10,7 +10,7 @@ import click
 from archc.cli.table import print_heading, print_pairs, print_table
 from archc.planning.optimizers import OPTIMIZERS
 from archc.planning.schedules import SCHEDULES
-from archc.planning.training_memory import CONVENTIONS, RankMemory, Training
+from archc.planning.training_memory import CONVENTIONS, ROWS, RankMemory, Training
 from archc.units import gib
 
 MOST_COLUMNS = 6
@@ -73,7 +73,7 @@ def _print_ranks(found: Training) -> None:
     if found.parallel.pp > len(shown):
         click.echo(f"  stages {', '.join(str(each.stage) for each in shown)} of {found.parallel.pp}")
     tables = [stage.rows() for stage in shown]
-    names = list(dict.fromkeys(name for table in tables for name in table))
+    names = sorted({name for table in tables for name in table}, key=lambda name: _place(name, tables))
     rows = [(name, *(_cell(table.get(name, 0)) for table in tables)) for name in names]
     rows.append(("peak", *(_cell(stage.peak_bytes) for stage in shown)))
     if len(shown) == 1:
@@ -88,6 +88,13 @@ def _print_ranks(found: Training) -> None:
         click.echo(f"  peak: {found.peak_bytes:,} B, on stage {peak.stage}")
     if peak.weights.host:
         click.echo(f"  on the host: {peak.weights.host:,} B of the optimizer's counts of steps")
+
+
+def _place(name: str, tables: Sequence[dict[str, int]]) -> tuple[int, int]:
+    """Where a row stands: as in a table of its own; activations in the order of the first stage that has them."""
+    if name.startswith("activations"):
+        return ROWS.index("activations"), list(dict.fromkeys(row for table in tables for row in table)).index(name)
+    return ROWS.index(name), 0
 
 
 def _shown(stages: Sequence[RankMemory]) -> list[RankMemory]:

@@ -99,7 +99,8 @@ class KeptByStages:
         if self.whole is not self.kept:
             for piece in self.whole.pieces:
                 again[piece.layer] = again.get(piece.layer, 0) + cut.bytes(piece, sizes)
-            found.working = max((again.get(name, 0) // self.totals[name] for name in here), default=0)
+            # A layer that keeps less than its inputs has nothing to make again.
+            found.working = max([0, *(again.get(name, 0) // self.totals[name] for name in here)])
         return found
 
 

@@ -47,6 +47,22 @@ CONVENTIONS: dict[str, str] = {
 }
 """Topic -> what its numbers mean."""
 
+ROWS = (
+    "parameters",
+    "parameters, gathered",
+    "buffers",
+    "master weights",
+    "gradients",
+    "gradients in flight",
+    "optimizer states",
+    "activations",
+    "one layer computed again",
+    "logits",
+    "loss, kept",
+    "loss, backward",
+)
+"""Lines of a rank's table, ``activations`` once a layer kind."""
+
 
 @dataclass(slots=True, kw_only=True)
 class TrainingOptions:

@@ -11,6 +11,7 @@ from archc.planning.optimizers import OPTIMIZERS
 from archc.planning.parallel import Parallel
 from archc.planning.schedules import SCHEDULES
 from archc.planning.training import estimate_training
+from archc.spec.shipped import shipped_specs
 
 TINY = ("tiny-llama", "tiny-kimi-linear", "tiny-deepseek-v3", "tiny-gpt-oss", "tiny-qwen3-next")
 BATCH, SEQ = 4, 64
@@ -144,6 +145,17 @@ def test_lines_sum_to_the_peak_on_every_stage(name, recompute):
         assert sum(stage.rows().values()) == stage.peak_bytes
     assert found.peak_bytes == max(stage.peak_bytes for stage in found.stages)
     assert found.to_json()["peak_stage"] == found.peak_stage.stage
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_every_shipped_spec_is_estimated(name):
+    graph = archc.expand(archc.load_spec(name))
+    length = 256 if "input_ids" in graph.inputs else None
+    found = estimate_training(graph, max_model_len=length, recompute="full", zero=3, gpus=4)
+    rank = only(found)
+    assert sum(rank.rows().values()) == rank.peak_bytes == found.peak_bytes
+    assert rank.weights.elements == archc.estimate(graph, max_model_len=length).parameters.total
+    assert min(value for value in rank.to_json().values() if isinstance(value, int)) >= 0
 
 
 def test_16_bytes_a_parameter_lie_there_under_mixed_precision():
