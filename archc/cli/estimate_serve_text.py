@@ -60,8 +60,9 @@ def _print_kinds(found: Serving) -> None:
         click.echo(
             f"  {kind.name}: {kind.source_token_bytes:,} B a token of the encoder, {kind.rank_source_token_bytes:,} B on a rank"
         )
-    for kind in found.kinds:
-        _wrapped(f"{kind.name}: {'; '.join(kind.held)}")
+    if found.parallel.ranks > 1:
+        for kind in found.kinds:
+            _wrapped(f"{kind.name}: {'; '.join(kind.held)}")
 
 
 def _kind_row(kind: KindCache) -> tuple[str, ...]:
@@ -126,19 +127,18 @@ def _print_pages(found: Serving) -> None:
     def row(group: Group) -> tuple[str, ...]:
         held = group.blocks(length, source_tokens=source, mode=pages.mode, cp=pages.cp)
         window = "-" if group.window is None else f"{group.window:,}"
-        return (
-            ", ".join(group.kinds),
-            group.type,
-            f"{sum(group.layers):,}",
-            window,
-            f"{group.block_tokens:,}",
-            f"{group.page_bytes:,}",
-            f"{group.own_bytes:,}",
-            f"{held:,}",
-        )
+        sizes = (group.block_tokens, group.page_bytes, group.own_bytes, held)
+        return (", ".join(group.kinds), group.type, window, *(f"{size:,}" for size in sizes))
 
-    columns = ("mixer", "type", "layers", "window", "tokens/block", "page B", "of it used", "blocks/sequence")
-    print_table(columns, [row(group) for group in pages.groups], left=2)
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for group in pages.groups:
+        alike.setdefault(row(group), []).append(sum(group.layers))
+    columns = ("mixer", "type", "groups", "layers", "window", "tokens/block", "page B", "of it used", "blocks/sequence")
+    rows = [
+        (*cells[:2], f"{len(layers):,}", f"{sum(layers):,}", *cells[2:-1], _each(cells[-1], len(layers)))
+        for cells, layers in alike.items()
+    ]
+    print_table(columns, rows, left=2)
     worst = found.worst
     pairs = [
         ("a block on a rank", f"{max(pages.block_bytes):,} B"),
@@ -188,6 +188,10 @@ def _print_fits(found: Serving) -> None:
 
 def _most(number: int | None) -> str:
     return "no limit" if number is None else f"{number:,}"
+
+
+def _each(blocks: str, groups: int) -> str:
+    return blocks if groups == 1 else f"{groups} x {blocks}"
 
 
 def _counted(number: int, what: str) -> str:

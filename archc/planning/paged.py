@@ -70,7 +70,8 @@ class Group:
         if tokens < 1:
             return 0
         if self.type == "state":
-            return {"none": 1, "align": 2, "all": _ceil(tokens, self.block_tokens)}[mode]
+            whole = _ceil(tokens, self.block_tokens)
+            return {"none": 1, "align": min(whole, 2), "all": whole}[mode]
         if self.window is None:
             return _ceil(_ceil(tokens, cp), self.block_tokens)
         held = _ceil(self.window - 1, self.block_tokens) + 1

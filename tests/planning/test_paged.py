@@ -280,6 +280,8 @@ def test_prefix_sharing_keeps_whole_blocks_once_and_one_more_state_a_sequence():
     block = plain.groups[0].block_tokens
     assert plain.request_blocks(8000) == 3 + -(-8000 // block)
     assert shared.request_blocks(8000) == 6 + -(-8000 // block)
+    # A sequence that has crossed no boundary keeps one state.
+    assert shared.request_blocks(block) == 4
     whole = 4000 // block
     assert whole > 0
     assert shared.batch_blocks(10, 8000, prefix_tokens=4000) == 10 * shared.request_blocks(8000) - 9 * whole
