@@ -26,7 +26,8 @@ def node_sends(node: Node, step: Step, options: CacheOptions, pieces: Pieces, *,
 
     * A weight cut by tp behind which the output has no cut axis gave partial sums: they are added up (``all_reduce``).
     * Experts that are shared out: each rank's tokens go to the ranks of their experts and back (``all_to_all``).
-    * An output of the model along a cut axis is gathered (``all_gather``), in float32.
+    * An output of the model along a cut axis is gathered (``all_gather``), in float32; a loss is taken of it as it is cut, by
+      two numbers a token (Megatron-LM's cross-entropy), which count nothing.
     * Rows of a state that grows go round the ranks of cp (``ring``); of a decode step, to which each rank's rows give a part
       of the output, those parts are added up in float32 (``combine``).
     """
@@ -36,7 +37,7 @@ def node_sends(node: Node, step: Step, options: CacheOptions, pieces: Pieces, *,
     if parallel.tp > 1 and any(name == "tp" for name, _ in cuts) and node.outputs[0].axis not in CUT_AXES:
         own = _bytes(node.outputs[0], step, options) // sharing
         sent["all_reduce"] = own * 2 * (parallel.tp - 1) // parallel.tp
-    if is_output and parallel.tp > 1 and node.outputs[0].axis in CUT_AXES:
+    if is_output and step.name != "train_step" and parallel.tp > 1 and node.outputs[0].axis in CUT_AXES:
         elements = evaluate(product(node.outputs[0].shape), step.env) // sharing
         sent["all_gather"] = tensor_bytes(elements, "float32") * (parallel.tp - 1) // parallel.tp
     if pieces.is_shared_out(node) and parallel.ep > 1:
