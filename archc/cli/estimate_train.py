@@ -39,7 +39,6 @@ def estimated(asked: Asked) -> Training:
         max_model_len=asked.max_model_len,
         source_len=asked.source_len,
         dtype=asked.dtype,
-        # A name goes on as it is, so that an unknown one is said with all other mistakes.
-        gpu=asked.values["gpu"] if asked.values["hardware"] is None else asked.device,
+        gpu=asked.device,
         **stated,
     )
