@@ -42,7 +42,8 @@ class _Keeper:
 
     def save(self, tensor: Tensor) -> _Saved:
         """What autograd is given to hold."""
-        saved = _Saved(tensor)
+        # Detached, since a result that holds the node that made it would keep both alive.
+        saved = _Saved(tensor.detach())
         self.saved.add(saved)
         return saved
 
