@@ -69,13 +69,17 @@ def command(
     if any(path.suffix.lower() in PICTURES for path in outputs):
         require_extra("plot", ("matplotlib",), "a chart")
     from archc.planning.comparing import compare
-    from archc.planning.models import open_models
 
-    models = open_models(specs, overrides)
-    options: dict[str, Any] = {"batch_size": batch_size, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, **timed}
-    found = compare([model.graph for model in models], at=lengths, **options)
+    options: dict[str, Any] = {
+        "overrides": overrides,
+        "batch_size": batch_size,
+        "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        **timed,
+    }
+    found = compare(specs, at=lengths, **options)
     for path in outputs:
-        _write(path, found, [model.graph for model in models], options)
+        _write(path, found, specs, options)
     if as_json:
         print_json(found.to_json())
     elif outputs:
@@ -87,15 +91,14 @@ def command(
         print_comparison(found)
 
 
-def _write(path: Path, found: Comparison, graphs: list[Any], options: dict[str, Any]) -> None:
+def _write(path: Path, found: Comparison, specs: tuple[str, ...], options: dict[str, Any]) -> None:
     from archc.cli.files import write_atomically
 
     ending = path.suffix.lower()
     if ending in PICTURES:
         from archc.plotting.plot import plot
 
-        drawn = plot(graphs, what=("cache", "flops", "parameters"), at=found.lengths, **options)
-        write_atomically(path, drawn.picture(ending))
+        write_atomically(path, plot(specs, at=found.lengths, **options).picture(ending))
     elif ending == ".csv":
         write_atomically(path, found.to_csv())
     elif ending == ".md":

@@ -20,7 +20,8 @@ def print_comparison(found: Comparison) -> None:
     options = found.options
     dtypes = (("weights", options.dtype), ("cache", options.kv_cache_dtype))
     stated = "".join(f", {what} {dtype}" for what, dtype in dtypes if dtype)
-    click.echo(f"batch {options.batch_size}{stated}; * is the least of a row of costs")
+    changed = "".join(f", {override}" for override in found.overrides)
+    click.echo(f"batch {options.batch_size}{stated}{changed}; * is the least of a row of costs")
     rows = told(found)
     fixed, at_length = ([row for row in rows if (row.length is None) == is_fixed] for is_fixed in (True, False))
     print_heading("whatever the length")

@@ -55,11 +55,15 @@ class Row:
 
 @dataclass(slots=True)
 class Comparison:
-    """Several models at the same batch and lengths, in tokens; the values of every row are in the order of ``models``."""
+    """Several models at the same batch and lengths, in tokens; the values of every row are in the order of ``models``.
+
+    ``overrides`` hold for all of them.
+    """
 
     models: list[str]
     lengths: tuple[int, ...]
     options: Options
+    overrides: tuple[str, ...]
     rows: list[Row]
 
     def row(self, name: str, length: int | None = None) -> Row:
@@ -77,7 +81,7 @@ class Comparison:
         """Plain data; counts, bytes and FLOPs are integers, FLOPs a token of training may be no whole number."""
         return {
             "models": self.models,
-            "options": {"lengths": list(self.lengths), **self.options.to_json()},
+            "options": {"lengths": list(self.lengths), **self.options.to_json(), "overrides": list(self.overrides)},
             "rows": [row.to_json() for row in self.rows],
             "conventions": COMPARE_CONVENTIONS,
         }
@@ -139,7 +143,8 @@ def compare(
             found = [_row(costs[length], name, length) for length in lengths]
             rows += found if name != "train_step_flops" else [*found, *(_training(row, options) for row in found)]
     # What no model has is no difference between them.
-    return Comparison([model.label for model in models], lengths, options, [row for row in rows if any(row.values)])
+    told = [row for row in rows if any(row.values)]
+    return Comparison([model.label for model in models], lengths, options, tuple(overrides), told)
 
 
 def common_lengths(models: Sequence[Model], at: Sequence[int] | int | None) -> tuple[int, ...]:

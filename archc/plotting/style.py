@@ -62,7 +62,7 @@ def colour(number: int) -> str:
 def tokens(value: float, _: Any = None) -> str:
     """A length as people write it: 4k, 128k, 1M."""
     number = round(value)
-    for unit, size in (("G", 1 << 30), ("M", 1 << 20), ("k", 1 << 10)):
+    for unit, size in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("k", 1 << 10)):
         if number >= size and number % (size >> 3) == 0:
             return f"{number / size:g}{unit}"
     return f"{number:,}"
@@ -70,7 +70,14 @@ def tokens(value: float, _: Any = None) -> str:
 
 def binary_bytes(value: float, _: Any = None) -> str:
     """Bytes in the largest binary unit that they fill."""
-    for unit, size in (("PiB", 1 << 50), ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, size in (
+        ("EiB", 1 << 60),
+        ("PiB", 1 << 50),
+        ("TiB", 1 << 40),
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+    ):
         if value >= size:
             return f"{value / size:g} {unit}"
     return f"{value:g} B"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from archc.errors import ArchcError, SpecError
+from archc.errors import ArchcError, MissingExtraError, SpecError
 from archc.estimation.estimate import estimate
 from archc.expansion import expand
 from archc.planning.curves import lengths_between
@@ -216,3 +218,20 @@ def test_a_part_has_one_colour_in_all_charts_of_a_figure():
     assert {"mixer.kda", "mixer.mla", "ffn.moe", "head"} <= shared
     assert {part: of_bars[part] for part in shared} == {part: of_points[part] for part in shared}
     assert len({of_bars[part] for part in shared}) == len(shared)
+
+
+def test_curves_reach_1e15_tokens():
+    (axes,) = plot(["kimi-linear-48b-a3b", "gpt-oss-20b"], what="cache", at=[1, 10**15]).figure().axes
+    assert max(axes.lines[0].get_ydata()) == 43_417_600 + 8_064 * 10**15
+    assert "64G" in [label.get_text() for label in axes.get_xticklabels()]
+
+
+def test_without_matplotlib_there_are_numbers_and_an_error_that_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(("matplotlib", "archc.plotting."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delattr("archc.plotting.figure", raising=False)
+    drawn = importlib.import_module("archc.plotting.plot").plot("tiny-llama", what="cache", at=[16, 64])
+    assert drawn.to_json()["charts"][0]["curves"]
+    with pytest.raises(MissingExtraError, match=r"archc-compiler\[plot\]"):
+        drawn.picture(".png")
