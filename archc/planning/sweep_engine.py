@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
+from archc.errors import Problem
 from archc.expansion import expand
 from archc.graph.vocabulary import Builder
 from archc.planning.sweep_costs import Sizes, Totals, slow_totals
@@ -19,8 +22,8 @@ from archc.planning.sweep_learned import Learned, Run, Stacked, Variant
 from archc.planning.sweep_parts import Choice, Key, Part, Parts
 from archc.planning.sweep_watch import Watch
 from archc.spec.load import Loaded, judged
-from archc.spec.merge import set_value
-from archc.spec.nodes import Node
+from archc.spec.merge import merge_siblings, set_value
+from archc.spec.nodes import Node, dotted
 from archc.spec.schedule import Names, plans
 from archc.spec.schema import Stack, check_layers
 from archc.spec.sections import STACKS
@@ -52,14 +55,38 @@ class Engine:
         Raises:
             ArchcError: the variant is no spec, or builds something illegal.
         """
+        parts = self._parts_of(choice)
+        fields = _assembled(parts)
+        if any(True for _ in check_layers(fields)):
+            # For the words in which mistakes are told, and the places where they stand.
+            self.load(choice)
+        variant = self._variant(parts, fields)
+        found = self._learned.totals(variant)
+        return self._slow(choice, variant) if found is None else found
+
+    def fault(self, choice: Choice) -> str:
+        """Which rule a variant breaks, in few words and soon; empty where it breaks none.
+
+        Raises:
+            SpecError: a section is invalid by itself.
+        """
+        for path, error in check_layers(_assembled(self._parts_of(choice))):
+            return f"{dotted(path)}: {error.message()}"
+        return ""
+
+    def _parts_of(self, choice: Choice) -> list[Part]:
         parts = self._parts.get(choice)
-        if parts is not None:
-            fields = _assembled(parts)
-            if not any(True for _ in check_layers(fields)):
-                found = self._learned.totals(self._variant(parts, fields))
-                if found is not None:
-                    return found
-        return self._slow(choice)
+        if parts is None:
+            problems: list[Problem] = []
+            root = merge_siblings(self._tree_of(choice), problems).root
+            try:
+                parts = [] if problems else self._parts.learn(choice, root.plain())
+            except ValidationError:
+                parts = []
+            if not parts:
+                self.load(choice)
+                raise AssertionError("what is invalid by its sections is no spec")
+        return parts
 
     def load(self, choice: Choice) -> Loaded:
         """The variant as a spec.
@@ -67,17 +94,16 @@ class Engine:
         Raises:
             SpecError: it is none.
         """
+        return judged(self._tree_of(choice), self._file)
+
+    def _tree_of(self, choice: Choice) -> Node:
         tree = self._tree
         for key, index in zip(self.keys, choice, strict=True):
             tree = set_value(tree, key.path, key.node(index), key.name)
-        return judged(tree, self._file)
+        return tree
 
-    def _slow(self, choice: Choice) -> Totals:
+    def _slow(self, choice: Choice, variant: Variant) -> Totals:
         loaded = self.load(choice)
-        parts = self._parts.learn(choice, loaded)
-        variant = self._variant(parts, _assembled(parts))
-        if (found := self._learned.totals(variant)) is not None:
-            return found
         self.num_slow += 1
         watches: list[Watch] = []
 

@@ -6,19 +6,28 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+
+from pydantic import model_validator
 
 from archc.families import Mixer
-from archc.spec.load import Loaded
 from archc.spec.merge import EXTENDS, NAMED_SECTIONS
 from archc.spec.nodes import Node
-from archc.spec.schema import PLACED_SECTIONS, Spec, Stack
+from archc.spec.schema import PLACED_SECTIONS, Spec
 
 Choice = tuple[int, ...]
 """Which value of each varied key."""
 
 _PATTERNS = frozenset({"num_layers", "mixer", "cross", "ffn", "layers"})
 """Keys of a stack that say which layers there are; the others are the surroundings of a layer."""
+
+
+class Unjudged(Spec):
+    """A spec whose sections are valid each for itself; whether they fit each other is not asked."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        return self
 
 
 class Key:
@@ -119,14 +128,18 @@ class Parts:
             found.append(part)
         return found
 
-    def learn(self, choice: Choice, loaded: Loaded) -> list[Part]:
-        """The parts of a valid variant, which further ones may share."""
-        plain: Mapping[str, Any] = loaded.tree.plain()
+    def learn(self, choice: Choice, plain: Mapping[str, Any]) -> list[Part]:
+        """The parts of a variant given as plain data, which further ones may share.
+
+        Raises:
+            ValidationError: a section is invalid.
+        """
+        spec = Unjudged.model_validate(plain)
         found: list[Part] = []
         for group, known in zip(self.groups, self._known, strict=True):
             combination = group.pick(choice)
             if combination not in known:
-                known[combination] = self._part(group, loaded.spec, plain)
+                known[combination] = self._part(group, spec, plain)
             found.append(known[combination])
         return found
 
@@ -149,7 +162,7 @@ class Parts:
                     part.ids[name] = self._number([section, plain[section][name]])
         for section in sections:
             if section not in NAMED_SECTIONS:
-                part.fields[section] = self._field(section, spec, plain.get(section))
+                part.fields[section] = getattr(spec, section)
                 roots[section] = _surroundings(section, plain.get(section))
                 if section in PLACED_SECTIONS:
                     part.stacks[section] = self._number([section, plain.get(section)])
@@ -158,12 +171,6 @@ class Parts:
                 part.readers[name] = owner
         part.root = self._number(roots)
         return part
-
-    def _field(self, section: str, spec: Spec, plain: Any) -> Any:
-        """A section's value before the whole spec is judged, which fills in what others decide."""
-        if section in PLACED_SECTIONS:
-            return None if plain is None else Stack.model_validate(plain)
-        return None if section == "head" and plain is None else getattr(spec, section)
 
     def _number(self, content: Any) -> int:
         """Equal contents have equal numbers, from 1."""

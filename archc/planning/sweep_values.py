@@ -79,7 +79,7 @@ def keys_of(vary: Iterable[str] | Mapping[str, Sequence[Any]], tree: Node, file:
     if isinstance(vary, Mapping):
         for name, values in vary.items():
             if isinstance(values, str) or not is_list(values) or len(values) == 0:
-                problems.append(_problem(name, "takes a list of values, at least one"))
+                problems.append(_problem("--vary", name, "takes a list of values, at least one"))
             else:
                 nodes = [plain_node(value, f"--vary {shortened(name)}") for value in values]
                 keys.append(_key(name, nodes))
@@ -87,21 +87,23 @@ def keys_of(vary: Iterable[str] | Mapping[str, Sequence[Any]], tree: Node, file:
         for text in vary:
             name, equals, values = text.partition("=")
             if not equals:
-                problems.append(_problem(text, "should be KEY=VALUE,VALUE, as in mixers.attn.num_heads=16,32"))
+                problems.append(
+                    _problem("--vary", text, "should be KEY=VALUE,VALUE, as in mixers.attn.num_heads=16,32")
+                )
                 continue
             try:
-                keys.append(_key(name.strip(), _nodes(name.strip(), values)))
+                keys.append(_key(name.strip(), values_of(name.strip(), values)))
             except SpecError as error:
                 problems += error.problems
     if not keys and not problems:
-        problems.append(_problem("", "names no key, so there is nothing to vary"))
+        problems.append(_problem("--vary", "", "names no key, so there is nothing to vary"))
     seen: set[str] = set()
     for key in keys:
         if key.name in seen:
-            problems.append(_problem(key.name, "is varied twice"))
+            problems.append(_problem("--vary", key.name, "is varied twice"))
         seen.add(key.name)
-        problems += _illegal(key)
-    legal = [key for key in keys if not _illegal(key)]
+        problems += illegal(key)
+    legal = [key for key in keys if not illegal(key)]
     for key in legal:
         problems += unknown(key, legal, tree, file)
     if problems:
@@ -113,15 +115,20 @@ def _key(name: str, nodes: Sequence[Node]) -> Key:
     return Key(name, len(nodes), nodes.__getitem__)
 
 
-def _nodes(name: str, text: str) -> list[Node]:
-    file = f"--vary {shortened(name)}"
+def values_of(name: str, text: str, option: str = "--vary") -> list[Node]:
+    """The values of a key between commas, ranges written out.
+
+    Raises:
+        SpecError: they can't be read, or there is none.
+    """
+    file = f"{option} {shortened(name)}"
     if not text.strip():
-        raise SpecError([_problem(name, "takes at least one value (found nothing)")])
+        raise SpecError([_problem(option, name, "takes at least one value (found nothing)")])
     try:
         node, problems = read_value(f"[{text}]", file, lines=False)
     except SpecError as error:
         hint = "Values stand between commas; texts with commas or colons in quotes"
-        raise SpecError([_problem(name, problem.message, hint) for problem in error.problems]) from None
+        raise SpecError([_problem(option, name, problem.message, hint) for problem in error.problems]) from None
     found: list[Node] = []
     items = () if node is None or not is_list(node.value) else node.value
     for item in items:
@@ -129,27 +136,28 @@ def _nodes(name: str, text: str) -> list[Node]:
             try:
                 numbers = parse_range(item.value)
             except ValueError as error:
-                raise SpecError([_problem(name, str(error))]) from None
+                raise SpecError([_problem(option, name, str(error))]) from None
             if numbers is not None:
                 found += [plain_node(number, file) for number in numbers]
                 continue
         found.append(item)
     if problems or not found:
-        raise SpecError(problems or [_problem(name, f"can't be read as values (found {shortened(text)})")])
+        raise SpecError(problems or [_problem(option, name, f"can't be read as values (found {shortened(text)})")])
     return found
 
 
-def _illegal(key: Key) -> list[Problem]:
+def illegal(key: Key, option: str = "--vary") -> list[Problem]:
+    """What no spec could have at any place."""
     if not all(key.path):
-        return [_problem(key.name, "should be a path, as in stack.num_layers")]
+        return [_problem(option, key.name, "should be a path, as in stack.num_layers")]
     if key.path == (EXTENDS,):
-        return [_problem(key.name, "a file's parent can't be varied")]
+        return [_problem(option, key.name, "a file's parent can't be varied")]
     if len(key.path) > 16:
-        return [_problem(key.name, "a path has at most 16 steps")]
+        return [_problem(option, key.name, "a path has at most 16 steps")]
     return []
 
 
-def unknown(key: Key, keys: Sequence[Key], tree: Node, file: str) -> list[Problem]:
+def unknown(key: Key, keys: Sequence[Key], tree: Node, file: str, option: str = "--vary") -> list[Problem]:
     """That a spec has no such key, with the nearest; nothing where another varied key may bring it."""
     if any(_may_bring(other, key) for other in keys if other is not key):
         return []
@@ -160,12 +168,12 @@ def unknown(key: Key, keys: Sequence[Key], tree: Node, file: str) -> list[Proble
             one = "mixer" if key.path[0] == "mixers" else "ffn"
             near = nearest(key.path[1], known)
             hint = f"Did you mean {near}?" if near else f"Known are {shortened(', '.join(known))}"
-            return [_problem(key.name, f"no {one} is called {shortened(key.path[1])}", hint)]
+            return [_problem(option, key.name, f"no {one} is called {shortened(key.path[1])}", hint)]
     try:
-        judged(set_value(tree, key.path, key.node(0), f"--vary {key.name}"), file)
+        judged(set_value(tree, key.path, key.node(0), f"{option} {key.name}"), file)
     except SpecError as error:
         return [
-            _problem(key.name, problem.message, problem.suggestion)
+            _problem(option, key.name, problem.message, problem.suggestion)
             for problem in error.problems
             if problem.code == "unknown_key" and f"{key.name}.".startswith(f"{problem.path}.")
         ]
@@ -188,5 +196,5 @@ def shown(node: Node | None) -> Any:
     return json.dumps(value)
 
 
-def _problem(name: str, message: str, suggestion: str = "") -> Problem:
-    return Problem(message=message, suggestion=suggestion, path=shortened(name), file="--vary", code="vary")
+def _problem(option: str, name: str, message: str, suggestion: str = "") -> Problem:
+    return Problem(message=message, suggestion=suggestion, path=shortened(name), file=option, code="vary")
