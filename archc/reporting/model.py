@@ -25,11 +25,15 @@ STEPS = ("forward", "prefill", "decode", "train_step")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A spec on a page: what is written there, and ``data``, from which the page's numbers are worked out."""
+    """A spec on a page: what is written there, and ``data``, from which the page's numbers are worked out.
+
+    ``source`` says where the spec is from, ``command`` how a shell names it.
+    """
 
     graph: Graph
     description: str
     source: str
+    command: str
     facts: list[str]
     drawing: str
     parts: list[tuple[str, int]]
@@ -40,8 +44,8 @@ class Model:
         return self.graph.name
 
 
-def model_of(spec: Spec, source: str) -> Model:
-    """What a page says about a spec; ``source`` says where the spec is from.
+def model_of(spec: Spec, source: str, command: str) -> Model:
+    """What a page says about a spec.
 
     Raises:
         GraphError: a kind builds something illegal.
@@ -101,7 +105,7 @@ def model_of(spec: Spec, source: str) -> Model:
     data |= pool.to_json()
     shown = picture(spec)
     parts = [(".".join(part), count) for part, count in counts.by_part.items() if count]
-    return Model(graph, spec.description or "", source, shown.facts, drawn(shown), parts, data)
+    return Model(graph, spec.description or "", source, command, shown.facts, drawn(shown), parts, data)
 
 
 def _weights(placement: Placement) -> list[list[Number | str]]:

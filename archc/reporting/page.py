@@ -79,7 +79,7 @@ def page(models: Sequence[Model], settings: Settings) -> str:
     names = [model.name for model in models]
     data = {
         "models": [model.data for model in models],
-        "sources": [model.source for model in models],
+        "commands": [model.command for model in models],
         "settings": settings.to_json(),
         "dtype_bits": DTYPE_BITS,
         "devices": {name: _device(device) for name, device in devices().items()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
@@ -143,9 +144,15 @@ def _split_problems(parallel: Parallel | None) -> list[str]:
 
 def _model(source: Source, overrides: Sequence[str]) -> Model:
     if isinstance(source, Spec):
-        return model_of(source, source.name)
+        return model_of(source, "A spec made in Python.", shlex.quote(source.name))
+    spec = load_spec(Path(source), overrides)
     # Only the file's name: a page is sent to others, whom the folders of its writer don't concern.
-    return model_of(load_spec(Path(source), overrides), os.path.basename(os.fspath(source)))
+    name = os.path.basename(os.fspath(source))
+    origin = f"Spec: {name}{'' if os.path.exists(source) else ', shipped with archc'}"
+    if overrides:
+        origin += f", with {', '.join(overrides)}"
+    changes = (word for override in overrides for word in ("--set", override))
+    return model_of(spec, origin, shlex.join([name, *changes]))
 
 
 def _write(path: Path, text: str) -> None:

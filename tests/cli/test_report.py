@@ -21,9 +21,11 @@ def test_the_command_writes_the_page_and_says_so(invoke, tmp_path: Path):
 
 def test_changes_of_a_spec_are_in_the_page(invoke, tmp_path: Path):
     file = tmp_path / "report.html"
-    assert invoke("report", "tiny-llama", "-o", file, "--set", "name=mine", "--gpu", "none").exit_code == 0
+    assert invoke("report", "tiny-llama", "-o", file, "--set", "name=my model", "--gpu", "none").exit_code == 0
     html = file.read_text("utf-8")
-    assert "<h1>mine</h1>" in html
+    assert "<h1>my model</h1>" in html
+    assert "Spec: tiny-llama, shipped with archc, with name=my model" in html
+    assert '"commands":["tiny-llama --set \'name=my model\'"]' in html
     assert '"gpu":null' in html
     assert DEFAULT_DEVICE == "h200"
 

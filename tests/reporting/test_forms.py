@@ -30,7 +30,7 @@ def test_the_data_gives_the_numbers_of_the_estimate(name: str):
     spec = load_spec(name)
     graph = expand(spec)
     # Through JSON, as a browser reads it.
-    model = json.loads(json.dumps(model_of(spec, name).data))
+    model = json.loads(json.dumps(model_of(spec, "", name).data))
     for at in SETTINGS:
         found = estimate(
             graph,
@@ -57,7 +57,7 @@ def test_the_data_gives_the_numbers_of_the_estimate(name: str):
 
 
 def test_layers_add_up_to_what_is_not_outside_of_them():
-    model = model_of(load_spec("kimi-linear-48b-a3b"), "").data
+    model = model_of(load_spec("kimi-linear-48b-a3b"), "", "").data
     at = At(length=4096)
     env = {"batch": 1, "seq": at.length, "past": 0, "source": at.length, "memory": at.length}
     layers = sum(evaluate(model, layer["flops"]["prefill"], env) for layer in model["layers"])
@@ -86,5 +86,5 @@ def test_what_a_double_cannot_hold_is_a_text():
 
 
 def test_a_page_fits_on_a_megabyte_even_for_the_largest_graphs():
-    sizes = {name: len(json.dumps(model_of(load_spec(name), name).data)) for name in ("minimax-text-01", "kimi-k3")}
+    sizes = {name: len(json.dumps(model_of(load_spec(name), "", name).data)) for name in ("minimax-text-01", "kimi-k3")}
     assert max(sizes.values()) < 100_000, sizes

@@ -113,7 +113,7 @@ def test_no_folder_of_its_writer_is_told(tmp_path: Path):
     shutil.copy(shipped_specs()["tiny-llama"], folder / "mine.yaml")
     html = archc.report(folder / "mine.yaml", folder / "out.html").read_text("utf-8")
     assert "secret-project" not in html
-    assert data_of(html)["sources"] == ["mine.yaml"]
+    assert data_of(html)["commands"] == ["mine.yaml"]
 
 
 def test_a_page_that_can_not_be_written_leaves_the_earlier_one(tmp_path: Path):

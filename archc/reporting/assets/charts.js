@@ -21,10 +21,10 @@ const log2 = (number) => {
   return bits <= 53 ? Math.log2(Number(number)) : bits - 53 + Math.log2(Number(number >> BigInt(bits - 53)));
 };
 
-// Lengths of a curve: powers of two and three steps between, and those around the present one.
-function lengthsOf(from, to) {
+// Lengths of a curve: powers of two, and steps between.
+function lengthsOf(from, to, step) {
   const found = [];
-  for (let exponent = from; exponent <= to; exponent += 0.25) found.push(BigInt(Math.round(2 ** exponent)));
+  for (let exponent = from; exponent <= to; exponent += step) found.push(BigInt(Math.round(2 ** exponent)));
   return found;
 }
 
@@ -34,25 +34,33 @@ function ticksOf(low, high, step, offset) {
   return found;
 }
 
+// What a chart's whole numbers are, and how its ticks and its values are written. Times are in picoseconds.
+const UNITS = {
+  bytes: { binary: true, tick: (number) => bytesText(number, 0), text: (number) => bytesText(number) },
+  flops: { binary: false, tick: (number) => siText(number, 0), text: (number) => siText(number) },
+  ps: {
+    binary: false, tick: (number) => secondsText(Number(number) / 1e12, 1), text: (number) => secondsText(Number(number) / 1e12) },
+};
+
 // Ticks of the vertical axis: powers of ten, or of two for bytes, about five of them.
-function verticalTicks(low, high, binary) {
-  const unit = binary ? 1 : Math.log2(10);
-  const steps = binary ? [1, 2, 5, 10, 20] : [1, 2, 3, 6];
-  const step = steps.find((each) => (high - low) / (each * unit) <= 5.5) || steps[steps.length - 1];
-  return ticksOf(low, high, step * unit, 0).map((at) => ({
-    at,
-    text: binary ? bytesText(1n << BigInt(Math.round(at)), 0) : siText(10n ** BigInt(Math.round(at / unit)), 0),
-  }));
+function verticalTicks(low, high, unit) {
+  const factor = unit.binary ? 1 : Math.log2(10);
+  const steps = unit.binary ? [1, 2, 5, 10, 20] : [1, 2, 3, 6];
+  const step = steps.find((each) => (high - low) / (each * factor) <= 5.5) || steps[steps.length - 1];
+  return ticksOf(low, high, step * factor, 0).map((at) => {
+    const power = BigInt(Math.round(at / factor));
+    return { at, text: unit.tick(unit.binary ? 1n << power : 10n ** power) };
+  });
 }
 
 // `series`: {name, index, at(length)}; a value of null or 0 is not drawn.
-function drawChart(svg, { series, current, binary, label }) {
+function drawChart(svg, { series, current, unit, step = 0.25, label }) {
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${CHART.width} ${CHART.height}`);
   const now = log2(current);
   const from = Math.min(MIN_EXPONENT, Math.floor(now));
   const to = Math.max(MAX_EXPONENT, Math.ceil(now));
-  const lengths = lengthsOf(from, to);
+  const lengths = lengthsOf(from, to, step);
   const curves = series
     .map((each) => ({ ...each, points: lengths.map((length) => [log2(length), each.at(length)]) }))
     .map((each) => ({ ...each, points: each.points.filter(([, value]) => value !== null && value > 0n) }))
@@ -66,7 +74,7 @@ function drawChart(svg, { series, current, binary, label }) {
   const { width, height, left, right, top, bottom } = CHART;
   const x = (at) => left + ((at - from) / (to - from)) * (width - left - right);
   const y = (at) => height - bottom - ((at - low) / (high - low)) * (height - top - bottom);
-  for (const tick of verticalTicks(low, high, binary)) {
+  for (const tick of verticalTicks(low, high, unit)) {
     shape(svg, "line", { class: "grid", x1: left, x2: width - right, y1: y(tick.at), y2: y(tick.at) });
     shape(svg, "text", { x: left - 6, y: y(tick.at) + 3.5, "text-anchor": "end" }, tick.text);
   }
@@ -84,7 +92,7 @@ function drawChart(svg, { series, current, binary, label }) {
     const path = each.points.map(([px, py], place) => `${place ? "L" : "M"}${x(px).toFixed(1)} ${y(py).toFixed(1)}`);
     shape(svg, "path", { class: `line c${each.index % 8}`, d: path.join(""), "stroke-dasharray": dashOf(each.index) });
     const value = each.at(current);
-    told.push(`${each.name}: ${value === null ? "none" : binary ? bytesText(value) : siText(value)}`);
+    told.push(`${each.name}: ${value === null ? "none" : unit.text(value)}`);
     if (value) shape(svg, "circle", { class: `dot c${each.index % 8}`, cx: x(now), cy: y(log2(value)), r: 3.5 });
   }
   svg.setAttribute("aria-label", `${label} against the length. At ${grouped(current)} tokens: ${told.join("; ")}.`);

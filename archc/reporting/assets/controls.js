@@ -128,8 +128,7 @@ function theme() {
 function start() {
   const figures = CHARTS.map((chart, number) => element("figure", { "data-chart": number }, element("figcaption", {}, chart.title)));
   figures.forEach((figure, number) => shape(figure, "svg", { id: `chart-${number}`, role: "img" }));
-  const shown = (chart) => MODELS.some((model) => chart.of(model, settingsNow()));
-  byId("charts").append(...figures.filter((_, number) => shown(CHARTS[number])));
+  byId("charts").append(...figures);
   if (MODELS.length > 1) {
     MODELS.forEach((model, index) => {
       const item = element("li");

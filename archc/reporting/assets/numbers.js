@@ -74,10 +74,10 @@ function sizeText(number) {
   return `${grouped(number)} B`;
 }
 
-function secondsText(seconds) {
+function secondsText(seconds, digits = 3) {
   if (!Number.isFinite(seconds)) return "–";
   for (const [unit, size] of [["h", 3600], ["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) {
-    if (seconds >= size) return `${(seconds / size).toPrecision(3)} ${unit}`;
+    if (seconds >= size) return `${Number((seconds / size).toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 20, minimumSignificantDigits: digits })} ${unit}`;
   }
-  return `${(seconds * 1e9).toPrecision(3)} ns`;
+  return `${(seconds * 1e9).toPrecision(digits)} ns`;
 }

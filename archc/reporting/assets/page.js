@@ -43,8 +43,7 @@ function notesFor(at, ranks) {
 }
 
 function commandFor(model, place, at) {
-  const source = DATA.sources[place];
-  const words = ["archc estimate", source, `--batch-size ${at.batch}`, `--max-model-len ${at.length}`];
+  const words = [`archc estimate ${DATA.commands[place]}`, `--batch-size ${at.batch}`, `--max-model-len ${at.length}`];
   if (model.reads_encoder && SETTINGS.source) words.push(`--source-len ${at.source}`);
   if (at.dtype) words.push(`--dtype ${at.dtype}`);
   if (at.kvDtype) words.push(`--kv-cache-dtype ${at.kvDtype}`);
@@ -70,9 +69,10 @@ const PREFILL_TITLE = MODELS.every((model) => model.decodes) ? "FLOPs of a prefi
   : MODELS.some((model) => model.decodes) ? "FLOPs of a prefill or a forward" : "FLOPs of a forward";
 
 const CHARTS = [
-  { title: "Cache, used", binary: true, of: (model, at) => (model.decodes ? cacheUsed(model, at) : null) },
-  { title: "FLOPs of a decode step", of: (model, at) => stepFlops(model, "decode", at) },
-  { title: PREFILL_TITLE, of: (model, at) => stepFlops(model, model.decodes ? "prefill" : "forward", at) },
+  { title: "Cache, used", unit: UNITS.bytes, of: (model, at) => (model.decodes ? cacheUsed(model, at) : null) },
+  { title: "FLOPs of a decode step", unit: UNITS.flops, of: (model, at) => stepFlops(model, "decode", at) },
+  { title: PREFILL_TITLE, unit: UNITS.flops, of: (model, at) => stepFlops(model, model.decodes ? "prefill" : "forward", at) },
+  { title: "Time of a decode step, an estimate", unit: UNITS.ps, step: 0.5, of: (model, at) => stepPicoseconds(model, "decode", at) },
 ];
 
 function cacheUsed(model, at) {
@@ -91,14 +91,20 @@ function stepFlops(model, step, at) {
   return place === undefined ? null : evaluate(model.pool, place, stepEnv(step, at));
 }
 
+function stepPicoseconds(model, step, at) {
+  const time = model.decodes ? stepTime(model, step, at) : null;
+  return time ? BigInt(Math.round(time.seconds * 1e12)) : null;
+}
+
 function drawCharts(at) {
   CHARTS.forEach((chart, number) => {
     const svg = byId(`chart-${number}`);
-    if (!svg) return;
+    svg.parentElement.hidden = !MODELS.some((model) => chart.of(model, at));
+    if (svg.parentElement.hidden) return;
     const series = MODELS.map((model, index) => ({
       name: model.name, index,
       at: (length) => chart.of(model, { ...at, length, source: SETTINGS.source ? at.source : length }) }));
-    drawChart(svg, { series, current: at.length, binary: chart.binary, label: chart.title });
+    drawChart(svg, { series, current: at.length, unit: chart.unit, step: chart.step, label: chart.title });
   });
 }
 
