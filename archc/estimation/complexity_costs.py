@@ -104,22 +104,23 @@ def cache_bytes(op: Op, node: Node, dtype: str) -> Dim:
 def _activations(node: Node, dtype: str, env: dict[str, Dim]) -> Dim:
     """Every input and output once."""
     total: Dim = 0
-    for value, own in moved_values(node):
+    for value, own, _ in moved_values(node):
         total = total + _bytes(product(value.shape), resolve_dtype(own, dtype), env)
     return total
 
 
-def moved_values(node: Node) -> Iterator[tuple[Value, str]]:
-    """(value, its dtype) of each input and output that an op reads or writes; cached rows are left to the state that they are.
+def moved_values(node: Node) -> Iterator[tuple[Value, str, bool]]:
+    """(value, its dtype, whether it is another layer's cache) of each input and output that an op reads or writes.
 
-    An op without a state that reads rows of past tokens reads another layer's cache, in the dtype that this is kept in.
+    Cached rows are left to the state that they are. An op without a state that reads rows of past tokens reads another layer's
+    cache, in the dtype that this is kept in.
     """
     for value in dict.fromkeys((*node.inputs, *node.outputs)):
         is_long = _is_long(value)
         if is_long and _is_cache(value):
             continue
         is_read_cache = is_long and not node.states
-        yield value, getattr(node.op, "cache_dtype", value.dtype) if is_read_cache else value.dtype
+        yield value, getattr(node.op, "cache_dtype", value.dtype) if is_read_cache else value.dtype, is_read_cache
 
 
 def _is_long(value: Value) -> bool:

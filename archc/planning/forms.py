@@ -18,11 +18,15 @@ CUT_AXES = ("heads", "kv_heads", "ffn", "vocab")
 
 @dataclass(frozen=True, slots=True)
 class ValueForm:
-    """An input or output: its elements, its dtype (``model`` follows the model's), whether it lies along a cut axis."""
+    """An input or output: its elements, its dtype (``model`` follows the model's), whether it lies along a cut axis.
+
+    ``is_cache``: rows of another layer's cache, which are cut by heads and follow the cache's dtype.
+    """
 
     elements: Dim
     dtype: str
     is_cut: bool
+    is_cache: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,8 @@ def op_forms(node: Node, pairs: Pairs = "needed") -> OpForms:
         flops,
         product(node.inputs[0].shape[:-1]) if node.inputs else 0,
         tuple(
-            ValueForm(product(value.shape), dtype, value.axis in CUT_AXES)
-            for value, dtype in (moved_values(node) if is_counted else ())
+            ValueForm(product(value.shape), dtype, is_cache or value.axis in CUT_AXES, is_cache)
+            for value, dtype, is_cache in (moved_values(node) if is_counted else ())
         ),
         tuple(
             WeightForm(role, param, node.op.active_elements(role, param) / param.elements)

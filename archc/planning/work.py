@@ -127,7 +127,12 @@ def node_work(forms: OpForms, step: Step, options: CacheOptions, pieces: Pieces)
     for value in forms.values:
         cut = (tp if value.is_cut else 1) * (cp if step.name != "decode" else 1)
         elements = -(-evaluate(value.elements, step.env) // cut)
-        work.activation_bytes += tensor_bytes(elements, resolve_dtype(value.dtype, options.model_dtype))
+        stored = options.kv_dtype if value.is_cache else None
+        count_bytes = tensor_bytes(elements, stored or resolve_dtype(value.dtype, options.model_dtype))
+        if value.is_cache:
+            work.state_bytes += count_bytes
+        else:
+            work.activation_bytes += count_bytes
     return work
 
 

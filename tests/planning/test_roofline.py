@@ -138,6 +138,18 @@ def test_a_cache_in_eight_bits_is_read_in_half_the_time():
     assert states[0] == 2 * states[1]
 
 
+def test_layers_that_read_another_one_s_cache_read_it_in_its_dtype():
+    # Its cache is in eight bits as the spec has it.
+    wide, narrow = (
+        estimate_time("demo-yoco", gpu="h100", max_model_len=131_072, kv_cache_dtype=dtype) for dtype in ("bf16", None)
+    )
+    # One layer keeps it and reads it, as do the twelve behind.
+    cache = 2 * 4 * 128 * 131_072
+    assert part(narrow, "decode", "mixer.global").work.state_bytes == cache
+    assert part(narrow, "decode", "mixer.reuse").work.state_bytes == 12 * cache
+    assert part(wide, "decode", "mixer.reuse").work.state_bytes == 12 * cache * 2
+
+
 def test_a_training_step_moves_the_optimizer_s_bytes_and_full_recomputation_a_third_more():
     plain = estimate_time("llama-3-8b", gpu="h100", max_model_len=8192)
     parameters = estimate("llama-3-8b").parameters.total
