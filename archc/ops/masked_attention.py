@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log
 from typing import ClassVar
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, MEMORY, TOTAL, Dim, minimum
+from archc.ir.tape import Held, Tape
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
+from archc.ops.softmax import attend, to_heads
 
 
 def two_sided_pairs(tokens: Dim, window: int | None) -> Dim:
@@ -45,6 +47,8 @@ class BidirectionalAttention(Op):
     """
 
     op_name = "bidirectional_attention"
+    adds_masks: ClassVar[bool] = True
+    """Whether the kernel adds masks to scores, as numbers."""
     num_heads: int
     num_kv_heads: int
     key_dim: int
@@ -68,6 +72,28 @@ class BidirectionalAttention(Op):
         tokens = inputs[1].shape[1]
         seen = two_sided_pairs(tokens, self.window if pairs == "needed" else None)
         return BATCH * seen * (2 * self.num_heads * (self.key_dim + self.value_dim))
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        q, k, v, *further = inputs
+        mask = further[0] if self.has_bias else self._mask(tape, q)
+        q, k, v = to_heads(tape, q, self.key_dim), to_heads(tape, k, self.key_dim), to_heads(tape, v, self.value_dim)
+        return self.kernel_saves(tape, q, k, v, mask, weights)
+
+    def _mask(self, tape: Tape, q: Held) -> Held | None:
+        """Layers share it; there is no padding."""
+        seq = q.shape[1]
+        if self.slopes is None and (self.window is None or tape.number(seq) <= self.window // 2 + 1):
+            return None
+        heads = 1 if self.slopes is None else self.num_heads
+        dtype = q.dtype if self.adds_masks else "bool"
+        key = ("mask", "bidirectional", self.window, self.slopes, seq, dtype)
+        return tape.shared_constant(key, (1, heads, seq, seq), dtype)
+
+    def kernel_saves(
+        self, tape: Tape, q: Held, k: Held, v: Held, mask: Held | None, weights: Mapping[str, Held]
+    ) -> Held:
+        """What the torch kernel keeps of heads."""
+        return attend(tape, q, k, v, mask=mask, soft_cap=self.soft_cap)
 
 
 @op
@@ -100,6 +126,15 @@ class CrossAttention(Op):
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         pairs_seen = inputs[0].shape[1] * MEMORY
         return BATCH * pairs_seen * (2 * self.num_heads * (self.key_dim + self.value_dim))
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        q, k, v = inputs[:3]
+        q, k, v = to_heads(tape, q, self.key_dim), to_heads(tape, k, self.key_dim), to_heads(tape, v, self.value_dim)
+        return self.kernel_saves(tape, q, k, v, weights)
+
+    def kernel_saves(self, tape: Tape, q: Held, k: Held, v: Held, weights: Mapping[str, Held]) -> Held:
+        """What the torch kernel keeps of heads."""
+        return attend(tape, q, k, v, soft_cap=self.soft_cap)
 
 
 def source_state(name: str, heads: int, dim: int, dtype: str) -> State:
@@ -139,6 +174,18 @@ class RelativeBias(Op):
 
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         return {"weight": Param("weight", (self.num_buckets, self.num_heads), axes=(None, "heads"))}
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        """The bucket of each pair, and the mask: a bias that is added keeps none of its numbers."""
+        rows, seq = inputs[0].shape
+        buckets = tape.new((rows, seq, seq), "int64")
+        bias = tape.take(weights["weight"], buckets, (rows, seq, seq, self.num_heads))
+        bias = tape.view(bias, (rows, self.num_heads, seq, seq))
+        if self.mask == "bidirectional":
+            return bias
+        several = inputs[1].shape[0] if self.mask == "prefix" else rows
+        bias = tape.view(bias, (several, self.num_heads, seq, seq))
+        return tape.masked_fill(bias, tape.new((several, 1, seq, seq), "bool"))
 
 
 def bucket_of(distance: int, *, num_buckets: int, max_distance: int, bidirectional: bool) -> int:

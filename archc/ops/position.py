@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Op, op
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
 
 
@@ -24,6 +25,10 @@ class LearnedPositions(Op):
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         return {"weight": Param("weight", (self.offset + self.num_positions, self.width))}
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        rows = tape.scaled(inputs[0]) if self.offset else inputs[0]
+        return tape.take(weights["weight"], rows, (*rows.shape, self.width))
+
 
 @op
 class Sinusoids(Op):
@@ -41,6 +46,10 @@ class Sinusoids(Op):
             raise GraphError(f"sinusoids: sines and cosines come in pairs, and {x} has {x.width} channels")
         return (x,)
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        positions, x = inputs
+        return tape.new((*positions.shape, x.width), x.dtype)
+
 
 @op
 class TokenIndex(Op):
@@ -50,6 +59,9 @@ class TokenIndex(Op):
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (TensorType(inputs[0].shape[:2], "int64"),)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.new((1, inputs[0].shape[1]), "int64")
 
 
 def sinusoid_frequencies(base: float, width: int) -> tuple[float, ...]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from archc.errors import GraphError
 from archc.ir.op import op
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
 from archc.ops.attention import Attention
-from archc.ops.elementwise import ACTIVATIONS
+from archc.ops.elementwise import ACTIVATIONS, activated
 from archc.ops.masked_attention import BidirectionalAttention, CrossAttention
+from archc.ops.softmax import for_products, joined_heads
 
 Meeting = Literal["product", "sum"]
 Weighing = Literal["softmax", "sum"]
@@ -50,11 +52,52 @@ def form_params(form: ScoreForm, num_heads: int, width: int) -> dict[str, Param]
     return {"weight": Param("weight", (num_heads, width), axes=("heads", None))}
 
 
+def saves_scored(
+    tape: Tape,
+    q: Held,
+    k: Held,
+    v: Held,
+    form: ScoreForm,
+    weight: Held | None,
+    *,
+    mask: Held | None = None,
+) -> Held:
+    """What ``attend_scored`` of the torch leaves keeps of heads (batch, heads, rows, width); (batch, seq, heads x value)."""
+    weights = tape.cast(saves_weights(tape, saves_scores(tape, q, k, form, weight), form, mask), v.dtype)
+    o = tape.matmul(weights, for_products(tape, v), (*q.shape[:-1], v.width))
+    return joined_heads(tape, o)
+
+
+def saves_scores(tape: Tape, q: Held, k: Held, form: ScoreForm, weight: Held | None) -> Held:
+    """What ``meet`` keeps; scores (batch, heads, seq, keys)."""
+    shape = (*q.shape[:-1], k.shape[2])
+    if weight is None:
+        scores = tape.matmul(for_products(tape, q), for_products(tape, k), shape)
+        scores = tape.scaled(tape.wide(scores))
+        return scores if form.function is None else activated(tape, form.function, scores)
+    met = tape.scaled(tape.fresh((q, k), (*shape, q.width)))
+    if form.function is not None:
+        met = activated(tape, form.function, met)
+    batch, heads = q.shape[:2]
+    several = weight if 1 in (heads, tape.number(batch)) else tape.copy(weight, (batch, heads, q.width))
+    return tape.wide(tape.matmul(met, several, shape))
+
+
+def saves_weights(tape: Tape, scores: Held, form: ScoreForm, mask: Held | None) -> Held:
+    """What ``weigh`` keeps: a mask only where nothing can be added."""
+    if form.weighing == "softmax":
+        return tape.of_output(scores if mask is None else tape.add(scores))
+    seen = scores if mask is None else tape.masked_fill(scores, tape.new(mask.shape, "bool"))
+    total = tape.of_input(tape.sum(tape.of_input(seen), (*seen.shape[:-1], 1)))
+    return tape.div(seen, total)
+
+
 @op
 class ScoreAttention(Attention):
     """``Attention`` by a ``ScoreForm``: causal over its cache, behind a prefix, or over a ring; inputs (q, k, v[, prefix])."""
 
     op_name = "score_attention"
+    adds_masks: ClassVar[bool] = False
     meeting: Meeting
     function: str | None
     weighing: Weighing
@@ -71,12 +114,21 @@ class ScoreAttention(Attention):
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         return form_params(self.form, self.num_heads, self.key_dim)
 
+    def kernel_saves(
+        self, tape: Tape, q: Held, k: Held, v: Held, mask: Held | None, weights: Mapping[str, Held]
+    ) -> Held:
+        seq = q.shape[2]
+        if mask is None and tape.number(seq) > 1:
+            mask = tape.new((seq, seq), "bool")
+        return saves_scored(tape, q, k, v, self.form, weights.get("weight"), mask=mask)
+
 
 @op
 class BidirectionalScoreAttention(BidirectionalAttention):
     """``BidirectionalAttention`` by a ``ScoreForm``; inputs (q, k, v[, padding])."""
 
     op_name = "bidirectional_score_attention"
+    adds_masks: ClassVar[bool] = False
     meeting: Meeting
     function: str | None
     weighing: Weighing
@@ -92,6 +144,11 @@ class BidirectionalScoreAttention(BidirectionalAttention):
 
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         return form_params(self.form, self.num_heads, self.key_dim)
+
+    def kernel_saves(
+        self, tape: Tape, q: Held, k: Held, v: Held, mask: Held | None, weights: Mapping[str, Held]
+    ) -> Held:
+        return saves_scored(tape, q, k, v, self.form, weights.get("weight"), mask=mask)
 
 
 @op
@@ -114,3 +171,6 @@ class CrossScoreAttention(CrossAttention):
 
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         return form_params(self.form, self.num_heads, self.key_dim)
+
+    def kernel_saves(self, tape: Tape, q: Held, k: Held, v: Held, weights: Mapping[str, Held]) -> Held:
+        return saves_scored(tape, q, k, v, self.form, weights.get("weight"))

@@ -81,16 +81,16 @@ def fused(tape: Tape, q: Held, k: Held, v: Held, mask: Held | None = None) -> He
 
 
 def _math(tape: Tape, q: Held, k: Held, v: Held, mask: Held) -> Held:
-    """torch's own attention in plain products, its scores and weights in the dtype of q."""
+    """torch's own attention in plain products, in float32 where that is wider; keys and values are repeated for their group."""
     batch, heads, seq, _ = q.shape
-    rows = k.shape[2]
-    groups = heads == k.shape[1]
-    q = tape.scaled(q)
-    k = tape.scaled(k if groups else tape.copy(k, (batch, heads, rows, k.width)))
-    v = v if groups else tape.copy(v, (batch, heads, rows, v.width))
-    scores = tape.matmul(for_products(tape, q), for_products(tape, k), (batch, heads, seq, rows))
+    rows, dtype = k.shape[2], q.dtype
+    q, k, v = (tape.wide(x) for x in (q, k, v))
+    if heads != k.shape[1]:
+        k, v = (tape.copy(x, (batch, heads, rows, x.width)) for x in (k, v))
+    queries, keys = for_products(tape, tape.scaled(q)), for_products(tape, tape.scaled(k))
+    scores = tape.matmul(queries, keys, (batch, heads, seq, rows))
     weights = tape.of_output(tape.add(scores, mask))
-    return tape.matmul(weights, for_products(tape, v), (batch, heads, seq, v.width))
+    return tape.cast(tape.matmul(weights, for_products(tape, v), (batch, heads, seq, v.width)), dtype)
 
 
 def attend_spelled(

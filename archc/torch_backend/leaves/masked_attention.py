@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from archc.ops import masked_attention as ops
 from archc.torch_backend.context import Context
 from archc.torch_backend.leaves.attention import from_heads, to_heads
 from archc.torch_backend.leaves.numbers import numbers
-from archc.torch_backend.leaves.softmax import attend, while_alive
+from archc.torch_backend.leaves.softmax import added, attend, while_alive
 from archc.torch_backend.step import Step
 from archc.torch_backend.twins.attention import twin_of
 
@@ -29,6 +30,9 @@ def seen_of(padding_BT: Tensor | None) -> Tensor | None:
 
 class BidirectionalAttention(nn.Module):
     """Attention among all tokens of a call, with padding on either side, windows and slopes; it keeps nothing."""
+
+    adds_masks: ClassVar[bool] = True
+    """Whether the kernel takes masks of numbers."""
 
     def __init__(self, op: ops.BidirectionalAttention, kernel: Attend) -> None:
         super().__init__()
@@ -59,13 +63,13 @@ class BidirectionalAttention(nn.Module):
         return reach & seen if reach.dtype == torch.bool else reach.masked_fill(~seen, float("-inf"))
 
     def _reach(self, seq: int, q: Tensor) -> Tensor:
-        """Which tokens see each other, (1, 1, S, S) bool; with slopes numbers, (1, N, S, S)."""
+        """Which tokens see each other, (1, 1 or with slopes N, S, S): numbers where the kernel adds masks, else bools."""
         index = torch.arange(seq, device=q.device)
         distance = (index - index.unsqueeze(-1)).abs()
         near = None if self.window is None else distance <= self.window // 2
         if self.slopes is None:
             assert near is not None
-            return near[None, None]
+            return added(near[None, None], q.dtype) if self.adds_masks else near[None, None]
         fall = -distance.float() * numbers(self.slopes, q).view(-1, 1, 1)
         return (fall if near is None else fall.masked_fill(~near, float("-inf"))).to(q.dtype).unsqueeze(0)
 

@@ -16,6 +16,7 @@ from archc.torch_backend.context import Context
 from archc.torch_backend.leaves.attention import Attention
 from archc.torch_backend.leaves.elementwise import ACTIVATIONS
 from archc.torch_backend.leaves.masked_attention import BidirectionalAttention, CrossAttention
+from archc.torch_backend.leaves.softmax import added
 from archc.torch_backend.twins.score import SMALLEST, twin_of
 
 Scored = Callable[..., Tensor]
@@ -60,16 +61,18 @@ def meet(q_BNSH: Tensor, k_BNTH: Tensor, *, form: ops.ScoreForm, weight_NH: Tens
 def _summed(
     q_BNSH: Tensor, k_BNTH: Tensor, act: Callable[[Tensor], Tensor] | None, scale: float, weight_NH: Tensor
 ) -> Tensor:
-    met_BNSTH = (q_BNSH.unsqueeze(3) + k_BNTH.unsqueeze(2)) * scale
+    # Heads first in memory, so that the product below takes what they meet in as it lies, and backward keeps no copy of it.
+    met_BNSTH = (q_BNSH.contiguous().unsqueeze(3) + k_BNTH.contiguous().unsqueeze(2)) * scale
     if act is not None:
         met_BNSTH = act(met_BNSTH)
-    return _wide(torch.matmul(met_BNSTH, weight_NH[:, None, :, None]).squeeze(-1))
+    return _wide(torch.matmul(met_BNSTH.flatten(2, 3), weight_NH.unsqueeze(-1))).view(met_BNSTH.shape[:-1])
 
 
 def weigh(scores_BNST: Tensor, form: ops.ScoreForm, mask: Tensor | None) -> Tensor:
     """Weights of the keys that a mask of bools lets through, like the scores."""
     if form.weighing == "softmax":
-        return (scores_BNST if mask is None else scores_BNST.masked_fill(~mask, float("-inf"))).softmax(-1)
+        # A sum keeps no mask for backward.
+        return (scores_BNST if mask is None else scores_BNST + added(mask, scores_BNST.dtype)).softmax(-1)
     seen = scores_BNST if mask is None else scores_BNST.masked_fill(~mask, 0.0)
     return seen / seen.abs().sum(-1, keepdim=True).clamp(min=SMALLEST)
 
@@ -100,6 +103,7 @@ class BidirectionalScoreAttention(BidirectionalAttention):
     """Attention by a form of scores among all tokens of a call."""
 
     weight: nn.Parameter | None
+    adds_masks: ClassVar[bool] = False
 
     def __init__(self, op: ops.BidirectionalScoreAttention, kernel: Scored) -> None:
         super().__init__(op, kernel)
