@@ -92,12 +92,17 @@ def training_flops(
         ArchcError: the convention is unknown, or its formula says nothing about such a model; the message says why.
     """
     if convention not in SOURCES:
-        near = nearest(convention, SOURCES)
-        hint = f"Did you mean {near}?" if near else f"Known are {', '.join(SOURCES)}"
-        raise ArchcError(f"FLOP convention {convention[:40]!r} is unknown. {hint}")
+        raise ArchcError(unknown_convention(convention))
     facts = _Facts(graph, length, length if source_len is None else source_len)
     layers, attention, outside = _FORMULAS[convention](facts, length)
     return ModelFlops(convention, length, layers, attention, outside)
+
+
+def unknown_convention(name: str) -> str:
+    """What is said of a name that is no convention's, with the nearest that is."""
+    near = nearest(name, SOURCES)
+    hint = f"Did you mean {near}?" if near else f"Known are {', '.join(SOURCES)}"
+    return f"FLOP convention {name[:40]!r} is unknown. {hint}"
 
 
 class _Facts:

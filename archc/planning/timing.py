@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from archc.errors import ArchcError, Problem, SpecError
+from archc.errors import Problem, SpecError
 from archc.estimation.cache import CacheOptions
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.expansion import expand
 from archc.graph.graph import Graph, resolve_dtype
 from archc.ir.op import Pairs
 from archc.planning.budget import Budget, spend
-from archc.planning.flop_conventions import FORWARD_AGAIN, training_flops
-from archc.planning.hardware import Device, find_device
+from archc.planning.flop_conventions import FORWARD_AGAIN, SOURCES, training_flops, unknown_convention
+from archc.planning.hardware import Device
 from archc.planning.roofline import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, MEMORY_EFFICIENCY, Roof
-from archc.planning.sharding import Parallel, Sharding, shard
+from archc.planning.sharding import Parallel, Sharding
 from archc.planning.stepping import Run, StepTime
 from archc.planning.time_conventions import TIME_CONVENTIONS
+from archc.planning.time_options import known_device, known_dtype, out_of_range, possible_sharding
 from archc.planning.work import StepName
 from archc.spec.load import load_spec
 from archc.spec.schema import Spec
-from archc.units import DTYPE_BITS, dtype_name, gib, tensor_bytes
+from archc.units import gib, tensor_bytes
 
 STEP_TOKENS = 1 << 22
 """Tokens of a training step over many ranks where nobody says: what large models are trained with, 4 M."""
@@ -127,10 +128,9 @@ def estimate_time(
     Raises:
         ArchcError: every option that is wrong, an unknown device, a split that the model can't have, a spec with problems.
     """
-    device = gpu if isinstance(gpu, Device) else find_device(gpu, hardware)
     graph = _graph(spec_or_graph)
     length = max_model_len or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
-    problems = _wrong(
+    problems = out_of_range(
         {"batch_size": batch_size, "max_model_len": length, "source_len": source_len, "gpus": gpus, "tokens": tokens}
         | {"micro_batch_size": micro_batch_size, "micro_batches": micro_batches},
         {"compute_efficiency": compute_efficiency, "memory_efficiency": memory_efficiency, "mfu": mfu}
@@ -142,17 +142,19 @@ def estimate_time(
         problems.append(f"recompute {recompute!r} is unknown; known: {', '.join(FORWARD_AGAIN)}")
     if source_len is not None and not graph.reads_encoder:
         problems.append(f"source_len: {graph.name} has no encoder that a decoder reads")
-    names = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
-    full = {name: None if text is None else dtype_name(text) for name, text in names.items()}
-    problems += [f"{name} {text!r} is unknown" for name, text in full.items() if text and text not in DTYPE_BITS]
-    if problems:
+    own_dtype = known_dtype("dtype", dtype, problems)
+    kv_dtype = known_dtype("kv_cache_dtype", kv_cache_dtype, problems)
+    if flops_convention not in SOURCES:
+        problems.append(unknown_convention(flops_convention))
+    device = known_device(gpu, hardware, problems)
+    sharding = possible_sharding(graph, parallel, gpus, device, problems)
+    if problems or device is None or sharding is None:
         raise SpecError([Problem(message=message, code="option") for message in problems])
-    model_dtype = full["dtype"] or graph.dtype
+    model_dtype = own_dtype or graph.dtype
     peak, peak_dtype = device.peak(model_dtype)
     roof = Roof(device, peak_dtype, peak, compute_efficiency, memory_efficiency, link_efficiency)
-    sharding = _sharding(graph, parallel, gpus, device)
     each = -(-batch_size // sharding.parallel.dp)
-    options = CacheOptions(model_dtype, full["kv_cache_dtype"], each, length, source_len or length, None)
+    options = CacheOptions(model_dtype, kv_dtype, each, length, source_len or length, None)
     micro = micro_batch_size or batch_size
     passes = micro_batches or _usual_passes(sharding.parallel, micro * length)
     run = Run(graph, sharding, roof, options, pairs, recompute, micro, passes, overlap)
@@ -165,7 +167,7 @@ def estimate_time(
     return Timing(
         name=graph.name,
         dtype=model_dtype,
-        kv_cache_dtype=full["kv_cache_dtype"],
+        kv_cache_dtype=kv_dtype,
         batch_size=each * sharding.parallel.dp,
         max_model_len=length,
         source_len=options.source_len if graph.reads_encoder else None,
@@ -186,15 +188,6 @@ def _graph(source: Spec | Graph | str | PathLike[str]) -> Graph:
     if isinstance(source, Graph):
         return source
     return expand(source if isinstance(source, Spec) else load_spec(Path(source)))
-
-
-def _wrong(counts: dict[str, int | None], shares: dict[str, float | None]) -> list[str]:
-    found = [f"{name} should be at least 1 (found {n})" for name, n in counts.items() if n is not None and n < 1]
-    return found + [
-        f"{name} should be above 0 and at most 1 (found {share:g})"
-        for name, share in shares.items()
-        if share is not None and not 0 < share <= 1
-    ]
 
 
 def _notes(model_dtype: str, peak_dtype: str, device: Device) -> list[str]:
@@ -219,18 +212,3 @@ def _usual_passes(parallel: Parallel, tokens: int) -> int:
         return 1
     least = 4 * parallel.pp if parallel.pp > 1 else 1
     return max(least, -(-STEP_TOKENS // (tokens * parallel.dp)))
-
-
-def _sharding(graph: Graph, parallel: Parallel | None, gpus: int | None, device: Device) -> Sharding:
-    """The stated cut, with copies up to ``gpus``; else the widest tp over one set of links that the model can have."""
-    if parallel is None and gpus is not None:
-        ways = [tp for tp in range(min(gpus, device.link_devices), 0, -1) if gpus % tp == 0]
-        found = (shard(graph, Parallel(tp=tp, dp=gpus // tp)) for tp in ways)
-        return next(one for one in found if not one.problems)
-    parallel = parallel or Parallel()
-    sharding = shard(graph, parallel).check()
-    if gpus is None or gpus == parallel.ranks:
-        return sharding
-    if gpus % parallel.ranks or parallel.dp > 1:
-        raise ArchcError(f"{gpus} gpus are not what {parallel} takes, {parallel.ranks}")
-    return shard(graph, replace(parallel, dp=gpus // parallel.ranks)).check()

@@ -143,7 +143,9 @@ def test_every_wrong_option_is_told_at_once():
     with pytest.raises(SpecError) as found:
         estimate_time(
             "llama-3-8b",
-            gpu="h100",
+            gpu="h20",
+            parallel=Parallel(tp=5),
+            flops_convention="plam",
             batch_size=0,
             max_model_len=-1,
             source_len=4,
@@ -165,6 +167,9 @@ def test_every_wrong_option_is_told_at_once():
         "overlap should be at least 0 and at most 1 (found 2)",
         "recompute 'some' is unknown; known: none, selective, full",
         "tokens should be at least 1 (found 0)",
+        "device 'h20' is unknown. Did you mean h200-sxm?",
+        "heads of attn (layers.0 and 31 others) can't be cut into 5 (tp)",
+        "FLOP convention 'plam' is unknown. Did you mean palm?",
     ):
         assert text in told
 
