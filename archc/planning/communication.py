@@ -95,7 +95,8 @@ def gradients_s(stage: Stage, pieces: Pieces, model_dtype: str, roof: Roof) -> f
     """Seconds to add up the gradients of a stage over the copies of its weights, in the weights' dtype, once a step."""
     parallel, total = pieces.parallel, 0.0
     for held in stage.params:
-        copies = parallel.stage_ranks // parallel.ep if held.is_expert else parallel.dp * parallel.cp
+        is_shared_out = held.is_expert and parallel.ep > 1
+        copies = parallel.stage_ranks // parallel.ep if is_shared_out else parallel.dp * parallel.cp
         if held.param.trainable and copies > 1:
             own = tensor_bytes(held.elements, resolve_dtype(held.param.dtype, model_dtype)) * held.count
             total += roof.wire_s(own * 2 * (copies - 1) // copies, copies * parallel.tp)

@@ -75,6 +75,20 @@ def test_gradients_are_added_up_once_a_step_over_the_network():
     assert found.seconds == pytest.approx(found.work_s * 32 + found.optimizer_s + found.communication_s["gradients"])
 
 
+def test_gradients_of_one_copy_are_nobody_else_s_whether_experts_are_cut_by_tp_or_shared_out():
+    for parallel in (Parallel(tp=4), Parallel(tp=4, ep=4)):
+        found = steps("gpt-oss-20b", parallel, max_model_len=1024)["train_step"]
+        assert "gradients" not in found.communication_s
+    # Experts that are shared out over all copies stand once; the rest, 1.8 B parameters, is added up over four.
+    whole, shared = (
+        steps("gpt-oss-20b", parallel, max_model_len=1024)["train_step"].communication_s["gradients"]
+        for parallel in (Parallel(dp=4), Parallel(dp=4, ep=4))
+    )
+    experts = 24 * 32 * (3 * 2880 * 2880 + 3 * 2880)
+    assert whole == pytest.approx(20_914_757_184 * 2 * 2 * 3 / 4 / NVLINK)
+    assert shared == pytest.approx((20_914_757_184 - experts) * 2 * 2 * 3 / 4 / NVLINK)
+
+
 def test_stages_hand_on_and_wait_for_each_other():
     found = steps("llama-3-8b", Parallel(pp=4), max_model_len=8192, micro_batches=8)
     one = 8192 * 4096 * 2 / NVLINK
