@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from archc.planning.comparing import compare
     from archc.planning.differences import diff
     from archc.planning.parallel import Parallel
+    from archc.planning.fit import fit
     from archc.planning.serving import estimate_serving
     from archc.planning.sweep import sweep
     from archc.planning.timing import estimate_time
@@ -41,6 +42,7 @@ __all__ = [
     "estimate_time",
     "estimate_training",
     "expand",
+    "fit",
     "generate",
     "init",
     "load",
@@ -67,6 +69,7 @@ _HOMES = {
     "estimate_time": "archc.planning.timing",
     "estimate_training": "archc.planning.training",
     "expand": "archc.expansion",
+    "fit": "archc.planning.fit",
     "generate": "archc.torch_backend.generate",
     "init": "archc.torch_backend.build",
     "load": "archc.runtime",

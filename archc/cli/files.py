@@ -23,6 +23,17 @@ def write_atomically(path: Path, text: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_new(path: Path, text: str, *, overwrite: bool) -> None:
+    """A text file that is not there yet, or holds the same, or may be replaced.
+
+    Raises:
+        ArchcError: it holds something else, and ``overwrite`` is not given.
+    """
+    if path.exists() and not overwrite and path.read_bytes() != text.encode():
+        raise ArchcError(f"{path} is there already and holds something else; --overwrite replaces it")
+    write_atomically(path, text)
+
+
 @contextmanager
 def replaced(path: Path) -> Generator[Path]:
     """A file beside ``path`` to write to, which becomes ``path`` when the block ends well, else is removed."""

@@ -37,7 +37,9 @@ def command(source: str, output: str | None, name: str | None, overwrite: bool, 
             _print_accounts(error.family, error.accounts)
         raise
     if output is not None:
-        _write(Path(output), imported.text, overwrite)
+        from archc.cli.files import write_new
+
+        write_new(Path(output), imported.text, overwrite=overwrite)
         click.echo(f"wrote {output}", err=True)
     if as_json:
         print_json(_to_json(imported))
@@ -59,15 +61,6 @@ def _import(source: Path, name: str | None) -> Imported:
     from archc.checkpoint.importing import import_config
 
     return import_config(source, name=name)
-
-
-def _write(path: Path, text: str, overwrite: bool) -> None:
-    from archc.cli.files import write_atomically
-    from archc.errors import ArchcError
-
-    if path.exists() and not overwrite and path.read_bytes() != text.encode():
-        raise ArchcError(f"{path} is there already and holds something else; --overwrite replaces it")
-    write_atomically(path, text)
 
 
 def _to_json(imported: Imported) -> dict[str, Any]:

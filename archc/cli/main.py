@@ -20,6 +20,7 @@ COMMANDS = {
     "plot": "Charts of specs: caches and FLOPs over the length, parameters by part.",
     "report": "One page about specs to send to others: drawing, tables, charts, and sliders that recompute them.",
     "sweep": "Costs of every combination of some keys' values.",
+    "fit": "Values of some keys at which a spec comes to a size, or fits a memory.",
     "show": "The layers that a spec describes, the merged spec, or its lockfile.",
     "validate": "Check spec files and print every problem.",
     "attention": "What each token reads of each token: maps of attention as pictures and in numbers.",
