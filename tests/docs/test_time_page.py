@@ -96,3 +96,20 @@ def test_every_option_of_the_page_is_one_of_the_command(option: str):
     for name in option.replace("`", " ").replace(",", " ").split():
         if name.startswith("--"):
             assert name in known
+
+
+def test_what_the_page_says_of_llama_3_s_training_is_so():
+    shown = {0.0: ("38.4", "0.28"), 1.0: ("32.7", "0.33")}
+    for overlap, figures in shown.items():
+        budget = estimate_time(
+            "llama-3.1-405b",
+            gpu="h100",
+            parallel=Parallel(tp=8, pp=16, dp=128),
+            max_model_len=8192,
+            micro_batches=16,
+            overlap=overlap,
+            tokens=15_600_000_000_000,
+            flops_convention="6nd",
+        ).budget
+        assert budget.gpu_hours is not None
+        assert (f"{budget.gpu_hours / 1e6:.1f}", f"{budget.model_flops_utilization:.2f}") == figures
