@@ -47,6 +47,7 @@ class Graph:
     mtp: Graph | None = None
     start_id: int | None = None
     source_vocab_size: int | None = None
+    _reserved_rows: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def walk(self) -> Iterator[tuple[str, Node]]:
         """(full leaf path, node) in order of execution; nameless nodes have the path of their scope."""
@@ -72,10 +73,13 @@ class Graph:
 
     def reserved_rows(self) -> int:
         """Rows of the capacity that belong to no token."""
-        return max(
-            (state.reserved for body in self.bodies() for node in body.nodes() for state in node.states.values()),
-            default=0,
-        )
+        if self._reserved_rows is None:
+            # Asked for with every state, and told by all of them.
+            self._reserved_rows = max(
+                (state.reserved for body in self.bodies() for node in body.nodes() for state in node.states.values()),
+                default=0,
+            )
+        return self._reserved_rows
 
     def capacity(self, max_model_len: int) -> int:
         """Rows that a full cache for ``max_model_len`` tokens holds: one more where a sink needs it, rounded up to 8."""
