@@ -14,10 +14,13 @@ from archc.planning.hardware import Device
 from archc.planning.work import Work
 
 COMPUTE_EFFICIENCY = 0.7
-"""Share of a dense peak that large products reach: 0.7 to 0.8 on an H100 under its power limit, 0.85 on an A100."""
+"""Share of a dense peak that products reach. The best found are 0.86 on an A100, 0.80 on an H100 and 0.60 on an MI300X.
+
+Stas Bekman, Machine Learning Engineering, table of maximum achievable matmul FLOPS; usual shapes reach less.
+"""
 
 MEMORY_EFFICIENCY = 0.8
-"""Share of the bandwidth that kernels of a decode step reach; plain copies reach 0.85 to 0.92."""
+"""Share of the bandwidth that kernels of a decode step reach; plain copies reach about 0.9."""
 
 LINK_EFFICIENCY = 0.8
 """Share of a link's rate that large collectives reach."""
