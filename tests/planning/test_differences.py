@@ -177,3 +177,26 @@ def test_times_differ_by_the_sum_of_their_parts_with_communication_and_optimizer
         assert ("communication" in parts) == (gpus is not None)
         assert ("optimizer" in parts) == (name == "train_step_s")
     assert "decode_s" not in diff("gpt2", "gpt2-xl").quantities
+
+
+EXPLAINED = {
+    "parameters": "parameters.total",
+    "active_parameters": "parameters.active",
+    "weight_bytes": "weights.bytes",
+    "cache_bytes_per_token": "cache.bytes_per_token",
+    "cache_bytes": "cache.used_bytes",
+    "prefill_flops": "flops.prefill",
+    "decode_flops": "flops.decode",
+    "train_step_flops": "flops.train_step",
+}
+
+
+def test_the_parts_are_the_sums_of_the_tensors_and_ops_that_explain_lists():
+    found = diff("deepseek-v3", "kimi-linear-48b-a3b", length=4096)
+    one, two = (estimate(name, max_model_len=4096) for name in ("deepseek-v3", "kimi-linear-48b-a3b"))
+    for name, explained in EXPLAINED.items():
+        before, after = (side.explain(explained).by_part() for side in (one, two))
+        expected = {part: after.get(part, 0) - before.get(part, 0) for part in {*before, *after}}
+        assert {part.part: part.difference for part in found.quantities[name].by_part} == {
+            part: number for part, number in expected.items() if number
+        }
