@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, MEMORY, PAST, SEQ, Dim, minimum
+from archc.ir.tape import Held, Tape
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
-from archc.ops.score import Meeting, ScoreForm, Weighing, check_form, form_params
+from archc.ops.score import Meeting, ScoreForm, Weighing, check_form, form_params, saves_scores, saves_weights
 
 
 @op
@@ -43,6 +44,15 @@ class GRU(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return BATCH * inputs[0].shape[1] * (6 * self.hidden_size**2)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x, wide = tape.wide(inputs[0]), tape.wide(inputs[0]).dtype
+        batch, seq, _ = x.shape
+        gates, candidate = (tape.cast(weights[name], wide) for name in ("gates", "candidate"))
+        state = _next_states(tape, x, tape.new((batch, 1, self.hidden_size), wide), gates, candidate)
+        if tape.number(seq) > 1:
+            state = _next_states(tape, x, _states(tape, x, self.hidden_size), gates, candidate)
+        return tape.cast(tape.copy(state, (batch, seq, self.hidden_size)), inputs[0].dtype)
 
 
 @op
@@ -107,6 +117,57 @@ class AttentionGRU(Op):
         cell = 2 * (3 * hidden * hidden + 3 * hidden * width + key_dim * hidden)
         first = (1 - minimum(PAST, 1)) * (hidden * width)
         return BATCH * (SEQ * cell + SEQ * MEMORY * (2 * (key_dim + width)) + first)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        keys, memory = (tape.wide(each) for each in inputs[1:3])
+        batch, seq, _ = inputs[0].shape
+        # The last token's context is given, but not the state that it would make: nothing is kept for that.
+        is_one = tape.number(seq) == 1
+        x = tape.wide(tape.detach(inputs[0]) if is_one else inputs[0])
+        held = {name: tape.cast(weight, x.dtype) for name, weight in weights.items()}
+        first = tape.gather(memory, tape.new((batch,), "int64"), (batch, 1, memory.width))
+        half = tape.view(first, (batch, 1, memory.width // 2))
+        state = tape.of_output(tape.linear(half, held["init"]))
+        context = state
+        if not is_one:
+            state = _states(tape, x, self.hidden_size)
+            context = self._context(tape, state, keys, memory, held)
+            _next_states(tape, x, state, held["gates"], held["candidate"], (context, held["context"]))
+        last = tape.view(state, (batch, 1, self.hidden_size))
+        context = self._context(tape, last, keys, memory, held)
+        idle = [tape.detach(held[name]) for name in ("gates", "candidate", "context")]
+        _next_states(tape, tape.detach(x), tape.detach(last), idle[0], idle[1], (tape.detach(context), idle[2]))
+        out = tape.cat((last, context), (batch, seq, self.hidden_size + memory.width))
+        return tape.cast(out, inputs[0].dtype)
+
+    def _context(self, tape: Tape, state: Held, keys: Held, memory: Held, weights: Mapping[str, Held]) -> Held:
+        """What each state attends to, (batch, states, width of the memory)."""
+        batch, states, _ = state.shape
+        query = tape.linear(state, weights["query"])
+        query = tape.view(query, (batch, 1, states, query.width))
+        keys = tape.view(keys, (batch, 1, keys.shape[1], keys.width))
+        scores = saves_scores(tape, query, keys, self.form, weights.get("weight"))
+        shares = saves_weights(tape, scores, self.form, None)
+        return tape.matmul(tape.view(shares, (batch, states, keys.shape[2])), memory, (batch, states, memory.width))
+
+
+def _states(tape: Tape, x: Held, hidden_size: int) -> Held:
+    """The states before all tokens but the first, (batch, seq - 1, hidden_size), each a tensor of its own."""
+    batch, seq, _ = x.shape
+    return tape.new((batch, seq - 1, hidden_size), x.dtype, needs_grad=True)
+
+
+def _next_states(
+    tape: Tape, x: Held, before: Held, gates: Held, candidate: Held, attended: tuple[Held, Held] | None = None
+) -> Held:
+    """What comes after states (batch, states, hidden_size), on a tape; ``attended``: contexts, and their weight."""
+    if attended is not None:
+        x = tape.add(tape.linear(*attended), x)
+    brought = tape.linear(before, gates)
+    update, reset = (tape.of_output(tape.fresh((brought, x), before.shape)) for _ in range(2))
+    new = tape.linear(tape.mul(reset, before), candidate)
+    new = tape.of_output(tape.fresh((new, x), before.shape))
+    return tape.fresh((before, new, update), keeps=(before, new, update))
 
 
 def recurrence_params(hidden_size: int) -> dict[str, Param]:
