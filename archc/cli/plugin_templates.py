@@ -277,7 +277,7 @@ $yaml
 """
 
 _TEST = '''\
-"""The contract of every kind: estimate = built, cached = uncached, chunks = whole, ONNX = torch, and more."""
+"""The contract of every kind: estimate = built, cached = uncached, activations = autograd's, ONNX = torch, and more."""
 
 from archc.testing import check_kind
 

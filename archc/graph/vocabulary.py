@@ -294,11 +294,15 @@ class Builder(AttentionVocabulary):
         flops: Dim = 0,
         keywords: Mapping[str, Plain | list[Plain]] | None = None,
         axis: str | None = None,
+        activations: Dim | None = None,
+        products: Dim = 0,
     ) -> Value:
         """A torch module of your own, ``package.file:Class``, called with the inputs; (…, width), token by token.
 
         ``params`` are all of its weights as ``state_dict()`` names them, ``flops`` its work by ``BATCH`` and ``SEQ``; the
         class gets ``keywords``. It is imported when a model is built, and exported only by a lowering that it brings.
+        ``activations`` are the numbers that its forward keeps for backward beside its inputs, ``products`` those that its
+        matrix products write; without them training memory is given without the module, and says so.
         """
         op = Opaque(
             module=module,
@@ -307,5 +311,7 @@ class Builder(AttentionVocabulary):
             work=flops,
             keywords=tuple((word, plain_of(value)) for word, value in sorted((keywords or {}).items())),
             axis=axis,
+            activations=activations,
+            products=products,
         )
         return self.emit(op, tuple(inputs), name=name)[0]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import Dim
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
 
 Plain = str | int | float | bool | tuple["Plain", ...] | None
@@ -35,7 +36,9 @@ class Opaque(Op):
     """``module`` (``package.file:Class``), built with ``keywords``, over the inputs; (…, width) in the first one's dtype.
 
     It keeps no state between calls, so a token's output may depend on that token alone: what mixes tokens needs an op.
-    ``work`` are its FLOPs by ``batch`` and ``seq``, however the tokens are cut into calls.
+    ``work`` are its FLOPs by ``batch`` and ``seq``, however the tokens are cut into calls. ``activations`` are the numbers in the
+    model's dtype that its forward keeps for backward beside its inputs, which count as kept, and ``products`` those that
+    its matrix products write; where ``activations`` is None, nobody has said.
     """
 
     op_name = "opaque"
@@ -45,6 +48,8 @@ class Opaque(Op):
     work: Dim = 0
     keywords: tuple[tuple[str, Plain], ...] = ()
     axis: str | None = None
+    activations: Dim | None = None
+    products: Dim = 0
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         if not _PLACE.fullmatch(self.module):
@@ -74,6 +79,14 @@ class Opaque(Op):
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return self.work
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held | None:
+        if self.activations is None:
+            return None
+        x = inputs[0]
+        tape.product(tape.new((self.products,), x.dtype, axis=self.axis))
+        kept = tape.new((self.activations,), x.dtype, axis=self.axis)
+        return tape.fresh(inputs, (*x.shape[:-1], self.width), keeps=(*inputs, kept), axis=self.axis, needs_grad=True)
 
 
 def lowering_name(module: str) -> str:

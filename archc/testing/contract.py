@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from archc.estimation.activations import measure_activations
 from archc.estimation.estimate import estimate
 from archc.graph.graph import Graph, join, walk_scopes
 from archc.graph.lockfile import to_text
 from archc.graph.verify import verify
 from archc.ir.op import Pairs
 from archc.spec.load import loads_spec
+from archc.testing.activations import check_activations
 from archc.testing.calls import Judge, close, forward_flops
 from archc.testing.feeding import BATCH, FIRST, LENGTH, SECOND, SOURCE_LENGTH, Given, by_token, feed
 from archc.torch_backend.build import as_graph, build, new_cache
@@ -32,23 +34,29 @@ _TWINS = (
     "twins: the same outputs, FLOPs = torch's counter, in both forms and pair counts",
     "gradients: finite and the twin's; every weight moves the output",
 )
+_ACTIVATIONS = "activations: what autograd keeps for backward is what the ops say, to the byte"
 CHECKS = (
     *_GRAPH,
     "cached = uncached: prefill, chunk, single steps, over a used cache too",
     "ragged rows = each row alone; only the last token = the last of all",
     "cache: allocated as the graph says",
     *_TWINS,
+    _ACTIVATIONS,
 )
 """What ``check_spec`` checks, a line each; ``checks_of`` has those of stacks that are not causal."""
 
 
 def checks_of(graph: Graph) -> tuple[str, ...]:
     """What ``check_spec`` checks of a graph, a line each."""
+    calls = CHECKS[len(_GRAPH) : -len(_TWINS) - 1]
     if graph.mask == "bidirectional":
-        return (*_GRAPH, "padded left or right = each row alone; no mask = a mask of ones", *_TWINS)
-    if graph.reads_encoder:
-        return (*CHECKS[:-2], "padded sources = each row alone, whole and cached", *CHECKS[-2:])
-    return CHECKS
+        calls = ("padded left or right = each row alone; no mask = a mask of ones",)
+    elif graph.reads_encoder:
+        calls = (*calls, "padded sources = each row alone, whole and cached")
+    left_out = measure_activations(graph, batch_size=BATCH, seq_len=LENGTH, source_len=SOURCE_LENGTH).left_out
+    silent = ", ".join(sorted({name for _, name in left_out}))
+    last = f"activations: not checked, since {silent} can't say what backward keeps" if silent else _ACTIVATIONS
+    return (*_GRAPH, *calls, *_TWINS, last)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +80,9 @@ def check_spec(text: str, *, tolerance: float = 2e-5) -> Checked:
     caches the graph's; prefill in chunks, single steps, a cache used again and ragged rows give the logits of the whole
     forward within ``tolerance`` of their size, and so do rows padded on either side where a stack is bidirectional, or an
     encoder's where a decoder reads it; the readable twin agrees, in gradients too; FLOPs of each form and pair
-    count are what torch's counter sees in the twin; every weight has a finite gradient and moves the output. Weights
-    are drawn large, so that what an op does shows. The model should be tiny.
+    count are what torch's counter sees in the twin; every weight has a finite gradient and moves the output; what autograd
+    keeps for backward is what the ops say, where all of them do. Weights are drawn large, so that what an op does shows.
+    The model should be tiny.
 
     Raises:
         AssertionError: one of them does not hold; the message says which.
@@ -101,6 +110,7 @@ def check_spec(text: str, *, tolerance: float = 2e-5) -> Checked:
         for pairs, twin in twins.items():
             judge.check_twin(twin, pairs)
     _check_gradients(model, twins["dense"], given.ragged(), GRADIENT_TOLERANCE * tolerance)
+    check_activations(graph)
     return Checked(graph, model, given)
 
 

@@ -60,6 +60,7 @@ def test_a_new_package_of_every_family_installs_and_passes_its_test(packages, tm
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(KINDS)} passed" in done.stdout
+    assert done.stdout.count("activations: what autograd keeps for backward is what the ops say") == len(KINDS)
     from archc.testing.onnx_values import missing
 
     if missing() is None:

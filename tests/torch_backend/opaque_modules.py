@@ -19,7 +19,7 @@ class Bilinear(nn.Module):
         self.steep = steep
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.down(torch.tanh(self.left(x) * self.steep) * self.right(y)) + self.shift
+        return self.down(torch.tanh(self.left(x) * self.steep) * self.right(y)) + self.shift.to(x.dtype)
 
 
 class Fleeting(nn.Linear):

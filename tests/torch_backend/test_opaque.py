@@ -12,6 +12,7 @@ import pytest
 
 from archc import registry
 from archc.errors import ArchcError, GraphError, PluginError
+from archc.estimation.activations import measure_activations
 from archc.estimation.estimate import estimate
 from archc.expansion import expand
 from archc.families import FFN
@@ -45,7 +46,11 @@ class OpaqueFFN(FFN):
     def define(self, g, x):
         work = BATCH * SEQ * (2 * 3 * 16 * 12)
         words = {"width": 12, "sizes": [16, 16], "steep": self.steep}
-        return g.opaque("own", f"{HOME}:Bilinear", (x, x), width=16, params=weights(), flops=work, keywords=words)
+        # tanh keeps its result, the product both factors, and the last map what goes in; two maps write 12 numbers, one 16.
+        kept = {"activations": BATCH * SEQ * (3 * 12), "products": BATCH * SEQ * (2 * 12 + 16)}
+        return g.opaque(
+            "own", f"{HOME}:Bilinear", (x, x), width=16, params=weights(), flops=work, keywords=words, **kept
+        )
 
 
 class AnyFFN(FFN):
@@ -83,6 +88,20 @@ def test_it_keeps_the_contract_of_every_kind():
     from archc.testing.contract import check_spec
 
     check_spec(SPEC)
+
+
+def test_what_it_declares_that_backward_keeps_is_what_autograd_keeps():
+    from archc.testing.activations import check_activations
+
+    assert check_activations(graph()) == []
+
+
+def test_what_it_keeps_for_backward_is_left_out_by_name_where_it_does_not_say():
+    spec = loads_spec(tiny(ffn="any"))
+    silent = expand(spec.model_copy(update={"ffns": {"ffn": AnyFFN(place="torch.nn:Identity")}}))
+    assert measure_activations(silent, batch_size=2, seq_len=8).left_out == [
+        (f"layers.{layer}.ffn.own", "opaque") for layer in range(2)
+    ]
 
 
 def test_its_declared_weights_and_work_are_counted():

@@ -4,6 +4,7 @@ from archc.families import Mixer
 from archc.ir.op import Op, op
 from archc.ir.size import BATCH, SEQ
 from archc.ir.values import State
+from archc.ops.softmax import for_products, joined_heads, to_heads
 
 
 class Retention(Mixer):
@@ -38,3 +39,17 @@ class Retain(Op):
 
     def flops(self, inputs, form, pairs):
         return BATCH * SEQ * inputs[0].width * ((SEQ + 1 if pairs == "needed" else SEQ * 2) * 2 + 4 * self.head_dim)
+
+    def saves(self, tape, inputs, weights):
+        q, k, v = (to_heads(tape, tape.wide(each), self.head_dim) for each in inputs)
+        (batch, heads, seq, width), wide = v.shape, v.dtype
+        # Numbers that no token changes: which tokens are valid, decays between two of them, the state before, its decay.
+        valid, decay, past, fading = (
+            tape.new(shape, wide) for shape in ((seq,), (heads, seq, seq), (batch, heads, width, width), (heads, seq))
+        )
+        k = tape.mul(k, valid)
+        q, k, v = (for_products(tape, each) for each in (q, k, v))
+        scores = tape.mul(tape.matmul(q, k, (batch, heads, seq, seq)), decay)
+        held = tape.mul(tape.matmul(q, past, v.shape), fading)
+        o = tape.scaled(tape.add(tape.matmul(scores, v, v.shape), held))
+        return tape.cast(joined_heads(tape, o), inputs[2].dtype)
