@@ -15,7 +15,8 @@ from archc.ir.values import Param, TensorType
 class BlockDiagonal(Op):
     """``W_g x_g`` for each of ``groups`` slices of the last dimension, side by side; weight (width, inputs / groups), no bias.
 
-    The first ``width / groups`` rows belong to the first slice (DeepSeek-V4's grouped output, arXiv 2606.19348).
+    The first ``width / groups`` rows belong to the first slice (DeepSeek-V4's grouped output, arXiv 2606.19348). A slice gives
+    its own channels only, so what is cut along the input's axis, at whole slices, stays cut.
     """
 
     op_name = "block_diagonal"
@@ -26,10 +27,15 @@ class BlockDiagonal(Op):
         x = inputs[0]
         if x.width % self.groups or self.width % self.groups:
             raise GraphError(f"block_diagonal: {self.groups} groups divide {x.width} or {self.width} channels unevenly")
-        return (x.with_width(self.width),)
+        return (x.with_width(self.width, x.axis),)
 
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
-        return {"weight": Param("weight", (self.width, inputs[0].width // self.groups))}
+        x = inputs[0]
+        return {"weight": Param("weight", (self.width, x.width // self.groups), axes=(x.axis, None))}
+
+    def units(self, inputs: Sequence[TensorType]) -> dict[str, int]:
+        axis = inputs[0].axis
+        return {} if axis is None else {axis: self.groups}
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return product(inputs[0].shape) * (2 * self.width // self.groups)

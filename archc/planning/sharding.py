@@ -136,7 +136,7 @@ def _stage(cutter: _Cutter, index: int, items: StageItems) -> Stage:
     seen: set[int] = set()
     for scope, item in (*_outer(items.before), *_layer_items(items.layers), *_outer(items.behind)):
         nodes = [("", item)] if isinstance(item, Node) else list(walk_scopes(item.body, item.name))
-        scope.units = units_of([node for _, node in nodes])
+        scope.counts = counts_of([node for _, node in nodes])
         for path, node in nodes:
             for role, param in node.params.items():
                 if id(param) not in seen:
@@ -157,7 +157,11 @@ class _Scope:
 
     def __init__(self, kind: str, layer: str, prefixes: tuple[str, ...]) -> None:
         self.kind, self.layer, self.prefixes = kind, layer, prefixes
-        self.units: dict[str, int] = {}
+        self.counts: dict[str, list[int]] = {}
+
+    def units(self, axis: str, size: int) -> int:
+        """Pieces that stay whole."""
+        return gcd(*self.counts.get(axis, [size]))
 
     @property
     def place(self) -> str:
@@ -183,18 +187,23 @@ def _layer_items(layers: list[Call]) -> Iterator[tuple[_Scope, Item]]:
             yield _Scope(kind, body.label, tuple(prefixes)), item
 
 
-def units_of(nodes: list[Node]) -> dict[str, int]:
-    """Pieces along each axis that stay whole: what the ops say, else the greatest common divisor of the sizes."""
-    said: dict[str, int] = {}
-    sizes: dict[str, int] = {}
+def counts_of(nodes: list[Node]) -> dict[str, list[int]]:
+    """Along each axis the numbers of pieces that stay whole: what the ops say, else the sizes there."""
+    said: dict[str, list[int]] = {}
+    sizes: dict[str, list[int]] = {}
     for node in nodes:
         for axis, count in node.op.units([value.type for value in node.inputs]).items():
-            said[axis] = gcd(said.get(axis, 0), count)
+            said.setdefault(axis, []).append(count)
         for param in node.params.values():
             for axis, size in zip(param.axes, param.shape, strict=True):
                 if axis is not None:
-                    sizes[axis] = gcd(sizes.get(axis, 0), size)
-    return sizes | said
+                    sizes.setdefault(axis, []).append(size)
+    return {axis: sorted(set(counts)) for axis, counts in (sizes | said).items()}
+
+
+def units_of(nodes: list[Node]) -> dict[str, int]:
+    """Pieces along each axis that stay whole when it is cut: the common divisor of all that say how many."""
+    return {axis: gcd(*counts) for axis, counts in counts_of(nodes).items()}
 
 
 class _Cutter:
@@ -285,7 +294,7 @@ class _Cutter:
             if tp > 1 and padded != size:
                 self._notes[f"{scope.kind}: {size:,} rows of the vocabulary are padded to {padded:,}"] = None
             return tp, 1
-        units = scope.units.get(axis, size)
+        units = scope.units(axis, size)
         if axis == "kv_heads" and units < tp and tp % units == 0:
             self._notes[f"{units} kv_heads of {scope.kind} on tp {tp}: each is held by {tp // units} ranks"] = None
             return units, tp // units
@@ -295,8 +304,9 @@ class _Cutter:
     def _divides(self, scope: _Scope, units: int, axis: str, ranks: int, name: str) -> None:
         if units % ranks:
             what = {"ffn": "feed-forward channels"}.get(axis, axis)
+            counts = " and ".join(f"{count:,}" for count in scope.counts.get(axis, [units]))
             self._problems.setdefault(
-                f"{scope.kind} {axis} {units}", f"{units:,} {what} of {scope.place} can't be cut into {ranks} ({name})"
+                f"{scope.kind} {axis} {counts}", f"{counts} {what} of {scope.place} can't be cut into {ranks} ({name})"
             )
 
     def _local(self, size: int, axis: str | None, ways: int) -> int:
@@ -306,7 +316,7 @@ class _Cutter:
 
 
 def _few_heads(scope: _Scope, tp: int) -> str:
-    return f"{scope.units.get('kv_heads', 1)} kv_heads on {tp} ranks"
+    return f"{scope.units('kv_heads', 1)} kv_heads on {tp} ranks"
 
 
 def _cut_tokens(state: State, dim: int, ways: int) -> State:

@@ -136,6 +136,15 @@ def test_groups_of_mamba_2_fewer_than_ranks_are_held_by_each_beside_its_own_head
     assert used["conv_state"][1:] == (3, 40 * 64 + 2 * 128)
 
 
+def test_a_product_of_slices_is_cut_at_whole_slices():
+    """DeepSeek-V4's own inference code: a column-parallel ``wo_a`` of ``o_groups / ranks`` groups, a row-parallel ``wo_b``."""
+    found = by_name(cut("deepseek-v4-flash", tp=8).check())
+    assert found["layers.3.mixer.o_a_proj.weight"].shape == (8 * 1024 // 8, 64 * 512 // 8)
+    assert found["layers.3.mixer.o_b_proj.weight"].shape == (4096, 8 * 1024 // 8)
+    problems = cut("deepseek-v4-flash", tp=16).problems
+    assert problems[-1] == "8 and 64 heads of hca (layers.3 and 19 others) can't be cut into 16 (tp)"
+
+
 def test_heads_stay_whole_and_every_reason_against_a_split_is_given():
     problems = cut("deepseek-v3", tp=5, ep=5).problems
     assert problems == [
@@ -147,7 +156,7 @@ def test_heads_stay_whole_and_every_reason_against_a_split_is_given():
     # 4096 channels could be cut into 64, heads of 128 can't.
     assert cut("llama-3-8b", tp=64).problems == ["32 heads of attn (layers.0 and 31 others) can't be cut into 64 (tp)"]
     # 16 heads of keys serve 32 of values: a split must leave both whole.
-    assert cut("qwen3.5-9b", tp=32).problems[0].startswith("16 heads of ")
+    assert cut("qwen3.5-9b", tp=32).problems[0].startswith("16 and 32 heads of gdn ")
     with pytest.raises(SpecError) as raised:
         cut("deepseek-v3", tp=5, ep=5).check()
     assert [problem.message for problem in raised.value.problems] == problems
