@@ -15,6 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SCRIPTS = [
     ("cold_estimate.py", [], []),
+    ("sweep.py", [], ["--rounds", "1"]),
     ("build_meta.py", [], ["--rounds", "2"]),
     ("decode_overhead.py", [], ["--rounds", "4"]),
     ("kda_operator.py", [], ["--rounds", "2"]),

@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any
 
 from archc.errors import ArchcError, Problem, SpecError
-from archc.planning.sweep_costs import METRICS, Number, Sizes, columns
+from archc.planning.sweep_costs import METRICS, Number, Sizes, columns, names
 from archc.planning.sweep_engine import Engine
 from archc.planning.sweep_parts import Choice
 from archc.planning.sweep_values import MAX_VALUES, keys_of, shown
@@ -53,6 +53,8 @@ class Sweep:
         self._engine = engine
         self.keys = tuple(key.name for key in engine.keys)
         self.metrics = columns(metrics, engine.sizes.lengths)
+        known = names(engine.sizes.lengths)
+        self._places = [known.index(name) for name in self.metrics]
         self.columns = (*self.keys, *self.metrics, "error")
 
     def __len__(self) -> int:
@@ -85,7 +87,7 @@ class Sweep:
                 stated = ", ".join(f"{name}={value}" for name, value in zip(self.keys, values, strict=True))
                 raise VariantError(f"{stated}: {one_line(error)}") from None
             return Variant(values, (None,) * len(self.metrics), one_line(error))
-        return Variant(values, tuple([found[name] for name in self.metrics]))
+        return Variant(values, tuple([found[place] for place in self._places]))
 
     @property
     def num_expanded(self) -> int:

@@ -78,27 +78,28 @@ class Totals:
         """The same at the first length alone."""
         return Totals(self.row[: _FIXED + _BY_LENGTH], self.sizes.first(), self.decodes)
 
-    def numbers(self) -> dict[str, Number]:
-        """Column -> number, all metrics. FLOPs are a new token's of one sequence: a prefill's or a training step's over its
-        tokens."""
-        parameters, active, embedding, weights, growth, state = self.row[:_FIXED]
-        found: dict[str, Number] = {
-            "parameters": parameters,
-            "active_parameters": active,
-            "embedding_parameters": embedding,
-            "weight_bytes": weights,
-            "cache_bytes_per_token": growth,
-            "state_bytes_per_sequence": state,
-        }
+    def numbers(self) -> tuple[Number, ...]:
+        """The numbers of all metrics, in the order of ``names``.
+
+        FLOPs are a new token's of one sequence: a prefill's or a training step's over its tokens.
+        """
         batch = self.sizes.batch_size
-        for at, length in enumerate(self.sizes.lengths):
-            start = _FIXED + _BY_LENGTH * at
+        found: list[Number] = [*self.row[:_FIXED]]
+        start = _FIXED
+        for length in self.sizes.lengths:
             used, prefill, decode, train = self.row[start : start + _BY_LENGTH]
-            found[f"cache_bytes_at_{length}"] = used
-            found[f"prefill_flops_per_token_at_{length}"] = _shared(prefill, batch * length)
-            found[f"decode_flops_per_token_at_{length}"] = _shared(decode, batch) if self.decodes else None
-            found[f"train_flops_per_token_at_{length}"] = _shared(train, batch * length)
-        return found
+            tokens = batch * length
+            found.append(used)
+            found.append(_shared(prefill, tokens))
+            found.append(_shared(decode, batch) if self.decodes else None)
+            found.append(_shared(train, tokens))
+            start += _BY_LENGTH
+        return tuple(found)
+
+
+def names(lengths: Sequence[int]) -> tuple[str, ...]:
+    """The columns of all metrics, as ``Totals.numbers`` has them."""
+    return columns(tuple(METRICS), lengths)
 
 
 def _shared(number: int, tokens: int) -> int | float:

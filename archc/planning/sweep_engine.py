@@ -9,6 +9,7 @@ nothing of those surroundings is trusted any more.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -182,4 +183,4 @@ def _stacked(section: str, stack: Stack, names: Names, readers: Mapping[str, str
             runs[-1] = last._replace(length=last.length + 1)
         else:
             runs.append(run)
-    return Stacked(section, len(layers), tuple(runs))
+    return Stacked(section, len(layers), tuple(runs), Counter(layers) if not owners else {})

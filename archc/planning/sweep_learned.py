@@ -28,11 +28,12 @@ class Run(NamedTuple):
 
 
 class Stacked(NamedTuple):
-    """A stack of a variant: its section, its layers."""
+    """A stack of a variant: its section, its layers; ``counts`` has them by plan where none reads another, else nothing."""
 
     section: str
     num_layers: int
     runs: tuple[Run, ...]
+    counts: Mapping[LayerPlan, int]
 
 
 class Variant(NamedTuple):
@@ -116,6 +117,8 @@ class Learned:
         costs: dict[Cost, int],
         hoists: set[Hashable],
     ) -> int | None:
+        if stack.counts and self._count(variant, stack, place_id, state, costs, hoists):
+            return state
         rows: dict[int, int] = {}
         for run in stack.runs:
             index, end = run.first, run.first + run.length
@@ -132,6 +135,28 @@ class Learned:
                 state = step.state
                 index += count
         return state
+
+    def _count(
+        self,
+        variant: Variant,
+        stack: Stacked,
+        place_id: int,
+        state: int,
+        costs: dict[Cost, int],
+        hoists: set[Hashable],
+    ) -> bool:
+        """Add layers by plan, whatever their order, where each hands on what it was given and asks nothing."""
+        found: list[tuple[_Step, int]] = []
+        for plan, count in stack.counts.items():
+            step = _fitting(self._steps.get(_key(variant, place_id, state, plan, False, 0), ()), -1, stack.num_layers)
+            if step is None or not step.is_free or step.state != state:
+                return False
+            found.append((step, count))
+        for step, count in found:
+            costs[step.cost] = costs.get(step.cost, 0) + count
+            if step.hoists:
+                hoists.update(step.hoists)
+        return True
 
     def learn(self, variant: Variant, graph: Graph, watch: Watch) -> None:
         """What a trace says of a variant's layers and root; what can't be taken apart is distrusted."""
