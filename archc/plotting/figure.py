@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from archc.plotting.style import STYLE
 Chart = Curves | Bars | RooflineChart
 
 _PANEL_INCHES = (5.6, 3.7)
+_INCHES_PER_BAR = 0.27
 _DOTS_PER_INCH = 110
 _TITLE_CHARACTERS_PER_INCH = 13
 
@@ -37,29 +37,34 @@ def drawn(charts: Sequence[Chart], title: str) -> Figure:
     """The figure of some charts, two beside each other."""
     assert charts, "a figure needs a chart"
     with mpl.rc_context(STYLE):
-        across = min(2, len(charts))
-        down = math.ceil(len(charts) / across)
-        width, height = _PANEL_INCHES
-        figure = Figure(
-            figsize=(width * across, height * down + 0.35),
-            layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03),
-        )
+        rows = [charts[first : first + 2] for first in range(0, len(charts), 2)]
+        across = len(rows[0])
+        heights = [max(map(_height, row)) for row in rows]
+        width = _PANEL_INCHES[0] * across
+        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
+        figure = Figure(figsize=(width, sum(heights) + 0.35), layout=layout)
         FigureCanvasAgg(figure)
-        lines = textwrap.wrap(title, int(width * across * _TITLE_CHARACTERS_PER_INCH))
+        lines = textwrap.wrap(title, int(width * _TITLE_CHARACTERS_PER_INCH))
         figure.suptitle("\n".join(lines), fontsize=9, color="#444444", x=0.01, ha="left")
+        grid = figure.add_gridspec(len(rows), across, height_ratios=heights)
         numbers = {part: number for number, part in enumerate(dict.fromkeys(_parts(charts)))}
-        for number, chart in enumerate(charts, 1):
-            # A last chart without a neighbour has the whole row.
-            is_alone = number == len(charts) and number % across == 1 and across > 1
-            place = (number, number + 1) if is_alone else number
-            axes = figure.add_subplot(down, across, place)
-            if isinstance(chart, Bars):
-                draw_bars(axes, chart, numbers)
-            elif isinstance(chart, RooflineChart):
-                draw_roofline(axes, chart, numbers)
-            else:
-                draw_curves(axes, chart)
+        for down, row in enumerate(rows):
+            for place, chart in enumerate(row):
+                # A last chart without a neighbour has the whole row.
+                axes = figure.add_subplot(grid[down, place] if len(row) == across else grid[down, :])
+                if isinstance(chart, Bars):
+                    draw_bars(axes, chart, numbers)
+                elif isinstance(chart, RooflineChart):
+                    draw_roofline(axes, chart, numbers)
+                else:
+                    draw_curves(axes, chart)
     return figure
+
+
+def _height(chart: Chart) -> float:
+    """Inches that a chart wants: more where many bars stand in it."""
+    usual = _PANEL_INCHES[1]
+    return max(usual, _INCHES_PER_BAR * len(chart.bars) + 1.6) if isinstance(chart, Bars) else usual
 
 
 def _parts(charts: Sequence[Chart]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.transforms import offset_copy
 
 from archc.planning.curves import Bars, Curves
 from archc.planning.rooflines import RooflineChart
@@ -20,6 +21,8 @@ _ROOM = 2.2
 """Around the values on a logarithmic axis: even a constant has a tick below and one above."""
 _BARS_IN_PANEL = 2.6
 """Places that a panel has room for; fewer bars don't grow to fill it."""
+_LEGEND_INSIDE = 6
+_LEGEND_POINTS = -34
 _MARKER_SPACING = 8
 """Points of a curve from one marker to the next: markers tell curves apart where colours can't."""
 
@@ -85,8 +88,25 @@ def _legend(axes: Axes, curves: Curves, models: list[str]) -> None:
         handles = []
     if steps:
         handles += [Line2D([], [], color=GREY, linestyle=_STEP_LINES[step], label=_STEP_TITLES[step]) for step in steps]
-    if handles:
+    if len(handles) > _LEGEND_INSIDE:
+        # Behind so many names no curve would be seen.
+        _legend_below(axes, 3, handles=handles)
+    elif handles:
         axes.legend(handles=handles, loc="upper left")
+
+
+def _legend_below(axes: Axes, columns: int, **what: Any) -> None:
+    """A legend under the axis' own label, however high the axes are."""
+    figure: Any = axes.figure
+    below = offset_copy(axes.transAxes, figure, y=_LEGEND_POINTS, units="points")
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        bbox_transform=below,
+        ncols=columns,
+        columnspacing=1.2,
+        **what,
+    )
 
 
 def draw_bars(axes: Axes, bars: Bars, numbers: dict[str, int]) -> None:
@@ -121,7 +141,7 @@ def draw_bars(axes: Axes, bars: Bars, numbers: dict[str, int]) -> None:
     axes.grid(axis="y", visible=False)
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of the parameters (%)")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=min(4, len(bars.groups)), columnspacing=1.2)
+    _legend_below(axes, min(4, len(bars.groups)))
 
 
 def _places(bars: Bars) -> list[float]:

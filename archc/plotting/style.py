@@ -13,7 +13,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5
 """Okabe and Ito's colours (Color Universal Design, 2008), the yellow darker so that a thin line of it is seen on white, and
 grey for black, which the text has."""
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+"""One fewer than colours, so that no two of many models have both alike."""
 
 GREY = "#8a8a8a"
 

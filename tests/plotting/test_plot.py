@@ -220,6 +220,34 @@ def test_a_part_has_one_colour_in_all_charts_of_a_figure():
     assert len({of_bars[part] for part in shared}) == len(shared)
 
 
+def test_many_models_stay_apart_and_their_names_stand_below_the_curves():
+    names = [
+        "llama-3-8b",
+        "deepseek-v3",
+        "gpt-oss-20b",
+        "jamba-v0.1",
+        "gemma-3-4b",
+        "mamba2-2.7b",
+        "gpt2",
+        "qwen3-8b",
+        "phi-3-mini-4k",
+    ]
+    figure = plot(names, what=["cache", "parameters"], at=[1024, 4096]).figure()
+    figure.draw_without_rendering()
+    cache = figure.axes[0]
+    lines = [line for line in cache.lines if len(line.get_xdata()) > 2]
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == len(names)
+    assert labels(cache) == names
+    for axes in figure.axes:
+        assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0
+    # Nothing leaves the figure.
+    box = figure.get_tightbbox()
+    assert box.x0 >= 0
+    assert box.y0 >= 0
+    assert box.x1 <= figure.get_figwidth()
+    assert box.y1 <= figure.get_figheight()
+
+
 def test_curves_reach_1e15_tokens():
     (axes,) = plot(["kimi-linear-48b-a3b", "gpt-oss-20b"], what="cache", at=[1, 10**15]).figure().axes
     assert max(axes.lines[0].get_ydata()) == 43_417_600 + 8_064 * 10**15
