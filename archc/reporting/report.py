@@ -147,7 +147,7 @@ def _model(source: Source, overrides: Sequence[str]) -> Model:
         return model_of(source, "A spec made in Python.", shlex.quote(source.name))
     spec = load_spec(Path(source), overrides)
     # Only the file's name: a page is sent to others, whom the folders of its writer don't concern.
-    name = os.path.basename(os.fspath(source))
+    name = Path(source).name
     origin = f"Spec: {name}{'' if os.path.exists(source) else ', shipped with archc'}"
     if overrides:
         origin += f", with {', '.join(overrides)}"

@@ -19,6 +19,7 @@ from archc.planning.serving_memory import Serving, StageMemory
 from archc.planning.sharding import shard
 from archc.planning.timing import estimate_time
 from archc.spec.load import load_spec
+from archc.units import parse_bytes, parse_length
 from tests.reporting.conftest import Page
 
 Opened = Callable[..., Page]
@@ -232,6 +233,33 @@ def test_what_is_no_length_is_said_and_changes_nothing(opened: Opened):
     page.write("length", "1.5k")
     assert page.tab.locator("#problem").inner_text() == ""
     check(page, estimate("tiny-llama", max_model_len=1536))
+
+
+LENGTHS = ("4096", "4,096", "1_000", "128k", "1.5K", "1M", "0.5m", "1e6", "2.5e3", "1G", "3 k", "1e15")
+NO_LENGTHS = ("10^3", "4,09", "k", "1e-3", "0", "", "1kb", "2.0001k")
+SIZES = ("2GB", "2GiB", "512 MiB", "1.5GiB", "80e9", "1000", "1,000 kB", "2G", "0.3B", "GB", "-1GB")
+
+
+def understood(parse: Callable[[str], int], text: str) -> int | None:
+    try:
+        return parse(text)
+    except ValueError:
+        return None
+
+
+def test_boxes_read_numbers_as_the_command_line_does(opened: Opened):
+    page = opened("tiny-llama")
+    page.tab.locator(".extra summary").click()
+    for name, texts, parse, option in (
+        ("length", LENGTHS + NO_LENGTHS, parse_length, "--max-model-len"),
+        ("workspace", SIZES, parse_bytes, "--workspace"),
+    ):
+        for text in texts:
+            page.write(name, text)
+            words = page.tab.locator("#command-0").inner_text().split()
+            is_wrong = page.tab.locator(f"#{name}").get_attribute("aria-invalid") == "true"
+            number = None if is_wrong else int(words[words.index(option) + 1])
+            assert number == understood(parse, text), (name, text)
 
 
 def test_an_address_brings_the_settings_back(opened: Opened):

@@ -34,12 +34,20 @@ function ticksOf(low, high, step, offset) {
   return found;
 }
 
+const SECONDS = ["ps", "ns", "µs", "ms", "s", "ks", "Ms", "Gs", "Ts", "Ps", "Es"];
+
+// 10^power picoseconds; hours and days are no powers of ten.
+function siSeconds(power) {
+  const unit = SECONDS[Math.floor(power / 3)];
+  return unit ? `${10 ** (power % 3)} ${unit}` : `1e${power - 12} s`;
+}
+
 // What a chart's whole numbers are, and how its ticks and its values are written. Times are in picoseconds.
 const UNITS = {
   bytes: { binary: true, tick: (number) => bytesText(number, 0), text: (number) => bytesText(number) },
   flops: { binary: false, tick: (number) => siText(number, 0), text: (number) => siText(number) },
   ps: {
-    binary: false, tick: (number) => secondsText(Number(number) / 1e12, 1), text: (number) => secondsText(Number(number) / 1e12) },
+    binary: false, tick: (number) => siSeconds(String(number).length - 1), text: (number) => secondsText(Number(number) / 1e12) },
 };
 
 // Ticks of the vertical axis: powers of ten, or of two for bytes, about five of them.

@@ -11,10 +11,18 @@ function decimal(number, divisor, places) {
   return places ? `${whole}.${digits.slice(-places)}` : whole;
 }
 
-const BINARY = [["EiB", 60n], ["PiB", 50n], ["TiB", 40n], ["GiB", 30n], ["MiB", 20n], ["KiB", 10n]];
+const BINARY = [["YiB", 80n], ["ZiB", 70n], ["EiB", 60n], ["PiB", 50n], ["TiB", 40n], ["GiB", 30n], ["MiB", 20n], ["KiB", 10n]];
 const DECIMAL = [["E", 18n], ["P", 15n], ["T", 12n], ["G", 9n], ["M", 6n], ["k", 3n]];
 
+// A number too large for any prefix that people know: 2.26e33.
+function powerText(number, places = 2) {
+  const exponent = String(number).length - 1;
+  const text = decimal(number, 10n ** BigInt(exponent), places);
+  return text.startsWith("10") ? `${decimal(1n, 1n, places)}e${exponent + 1}` : `${text}e${exponent}`;
+}
+
 function bytesText(number, places = 3) {
+  if (number >= 1n << 90n) return `${powerText(number, places)} B`;
   for (const [unit, power] of BINARY) {
     if (number >= 1n << power) return `${decimal(number, 1n << power, places)} ${unit}`;
   }
@@ -22,62 +30,60 @@ function bytesText(number, places = 3) {
 }
 
 function siText(number, places = 2) {
+  if (number >= 10n ** 21n) return powerText(number, places);
   for (const [unit, power] of DECIMAL) {
     if (number >= 10n ** power) return `${decimal(number, 10n ** power, places)} ${unit}`;
   }
   return String(number);
 }
 
-// 131072 -> 128k, where it is a whole number of them.
+// 131072 -> 128k, where it is a whole number of them and short.
 function tokensText(number) {
-  if (number >= 1n << 20n && number % (1n << 20n) === 0n) return `${number >> 20n}M`;
-  if (number >= 1n << 10n && number % (1n << 10n) === 0n) return `${number >> 10n}k`;
+  for (const [unit, power] of [["M", 20n], ["k", 10n]]) {
+    if (number >= 1n << power && number % (1n << power) === 0n && number < 1n << (power + 14n)) return `${number >> power}${unit}`;
+  }
   return grouped(number);
 }
 
 const LARGEST = 10n ** 18n;
-const COUNT = /^(\d{1,3}(?:,\d{3})+|\d+(?:_\d+)*)(?:\.(\d+))?(?:[eE]\+?(\d{1,2}))? ?([kKmMgG]?)$/;
-const COUNT_UNITS = { "": 0n, k: 10n, m: 20n, g: 30n };
+const WRITTEN = /^(\d{1,3}(?:,\d{3})+|\d+(?:_\d+)*)(?:\.(\d+))?(?:[eE]\+?(\d{1,2}))? ?([A-Za-z]*)$/;
+const COUNT_UNITS = { "": 1n, k: 1n << 10n, m: 1n << 20n, g: 1n << 30n };
+const SIZE_UNITS = { "": 1n, b: 1n };
+["k", "m", "g", "t", "p"].forEach((letter, place) => {
+  SIZE_UNITS[`${letter}b`] = 10n ** (3n * BigInt(place + 1));
+  SIZE_UNITS[`${letter}ib`] = 1n << (10n * BigInt(place + 1));
+});
 
-// A length as the command line reads it: 4096, 131,072, 128k = 131,072, 1M = 1,048,576, 1e6. Null is none.
-function countFrom(text) {
-  const match = text.length <= 64 ? COUNT.exec(text.trim()) : null;
-  if (!match) return null;
-  const [, whole, fraction = "", exponent = "0", unit] = match;
-  const digits = BigInt(whole.replace(/[,_]/g, "") + fraction) * 10n ** BigInt(exponent);
-  const scaled = digits << COUNT_UNITS[unit.toLowerCase()];
+// A whole number as the command line reads it, or null: a decimal one and a unit behind it.
+function wholeFrom(text, units) {
+  const match = text.length <= 64 ? WRITTEN.exec(text.trim()) : null;
+  const unit = match && units[match[4].toLowerCase()];
+  if (!unit) return null;
+  const [, whole, fraction = "", exponent = "0"] = match;
+  const scaled = BigInt(whole.replace(/[,_]/g, "") + fraction) * 10n ** BigInt(exponent) * unit;
   const divisor = 10n ** BigInt(fraction.length);
   const number = scaled / divisor;
   return scaled % divisor === 0n && number >= 1n && number <= LARGEST ? number : null;
 }
 
-const SIZE = /^(\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))? ?(|B|[kKMGTP]i?B)$/;
+// 4096, 131,072, 128k = 131,072, 1M = 1,048,576, 1e6.
+const countFrom = (text) => wholeFrom(text, COUNT_UNITS);
 
-// A size as the command line reads it: 2GB = 2,000,000,000 bytes, 2GiB = 2,147,483,648. Null is none.
-function bytesFrom(text) {
-  const match = text.length <= 64 ? SIZE.exec(text.trim()) : null;
-  if (!match) return null;
-  const [, whole, fraction = "", unit] = match;
-  const power = BigInt("BKMGTP".indexOf(unit ? unit[0].toUpperCase() : "B"));
-  const size = unit.includes("i") ? 1n << (10n * power) : 10n ** (3n * power);
-  const scaled = BigInt(whole.replace(/,/g, "") + fraction) * size;
-  const divisor = 10n ** BigInt(fraction.length);
-  const number = scaled / divisor;
-  return scaled % divisor === 0n && number >= 1n && number <= LARGEST ? number : null;
-}
+// 2GB = 2,000,000,000 bytes, 2GiB = 2,147,483,648.
+const bytesFrom = (text) => wholeFrom(text, SIZE_UNITS);
 
 // The shortest exact way to write a size.
 function sizeText(number) {
-  for (const [unit, power] of BINARY.slice(2)) {
+  for (const [unit, power] of BINARY.slice(4)) {
     if (number % (1n << power) === 0n) return `${number >> power} ${unit}`;
   }
   return `${grouped(number)} B`;
 }
 
-function secondsText(seconds, digits = 3) {
+function secondsText(seconds) {
   if (!Number.isFinite(seconds)) return "–";
-  for (const [unit, size] of [["h", 3600], ["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) {
-    if (seconds >= size) return `${Number((seconds / size).toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 20, minimumSignificantDigits: digits })} ${unit}`;
-  }
-  return `${(seconds * 1e9).toPrecision(digits)} ns`;
+  const units = [["h", 3600], ["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]];
+  const [unit, size] = units.find(([, size]) => seconds >= size) || units[units.length - 1];
+  const number = seconds / size;
+  return `${number >= 1000 ? grouped(BigInt(Math.round(number))) : number.toPrecision(3)} ${unit}`;
 }

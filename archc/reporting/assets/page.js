@@ -35,9 +35,9 @@ function notesFor(at, ranks) {
   const notes = [];
   MODELS.forEach((model, place) => {
     const most = model.max_position_embeddings;
-    if (most && at.length > BigInt(most)) notes.push(`${model.name} states ${grouped(most)} positions, fewer than the length.`);
-    for (const problem of ranks[place].problems) notes.push(`${model.name}: ${problem}.`);
-    if (at.tp * at.pp > 1) for (const note of rankNotes(model, at)) notes.push(`${model.name}: ${note}.`);
+    if (most && at.length > BigInt(most)) notes.push({ text: `${model.name} states ${grouped(most)} positions, fewer than the length.` });
+    for (const problem of ranks[place].problems) notes.push({ text: `${model.name}: ${problem}.`, style: "bad" });
+    if (at.tp * at.pp > 1) for (const note of rankNotes(model, at)) notes.push({ text: `${model.name}: ${note}.` });
   });
   return notes;
 }
@@ -118,7 +118,7 @@ function update() {
     byId("overview-table").querySelectorAll("thead th:not(:first-child)").forEach((head, place) =>
       head.prepend(element("span", { class: `swatch c${place % 8}`, "aria-hidden": "true" })));
   }
-  byId("notes").replaceChildren(...notesFor(at, ranks).map((note) => element("li", {}, note)));
+  byId("notes").replaceChildren(...notesFor(at, ranks).map(({ text, style = "" }) => element("li", { class: style }, text)));
   MODELS.forEach((model, place) => {
     layersTable(byId(`layers-${place}`), model, at);
     byId(`cache-${place}-block`).hidden = !model.kinds.length;
