@@ -190,6 +190,7 @@ class _Estimator:
                     activations=_times(own, in_flight, self._outside_in_flight(index, in_flight)),
                     in_flight=in_flight,
                     recompute_working=max(one.working for one in own),
+                    activation_gradients=max(one.gradients for one in own),
                     loss=loss_bytes(
                         self.graph,
                         parallel,

@@ -14,9 +14,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from archc.estimation.activations import OUTSIDE, SHARED, Activations, Piece, Recompute, measure_activations
-from archc.graph.graph import LAYER, Graph, join
-from archc.ir.size import ceil_div, evaluate
-from archc.ir.tape import Device
+from archc.graph.graph import LAYER, Graph, join, resolve_dtype
+from archc.ir.size import Dim, ceil_div, evaluate, product
+from archc.ir.tape import Device, Storage
 from archc.ir.values import Call, Node
 from archc.planning.sharding import Parallel, Stage
 from archc.planning.stages import Item, StageItems, is_stream, split_into_stages
@@ -24,10 +24,15 @@ from archc.planning.stages import Item, StageItems, is_stream, split_into_stages
 
 @dataclass(slots=True)
 class StageActivations:
-    """Bytes that one stage keeps of one micro-batch. ``working``: what backward makes again of one layer, the largest."""
+    """Bytes that one stage keeps of one micro-batch.
+
+    ``working``: what backward makes again of one layer, the largest; ``gradients``: of activations, at most, while one op's
+    backward runs.
+    """
 
     by_layer: dict[str, int] = field(default_factory=dict[str, int])
     working: int = 0
+    gradients: int = 0
 
     @property
     def bytes(self) -> int:
@@ -59,6 +64,11 @@ class KeptByStages:
         self.places = _Places(graph, len(stages))
         self.layers = {call.name: call.body.label for call in graph.root.calls() if LAYER.match(call.name)}
         self.totals = Counter(self.layers.values())
+        self.streams = {
+            call.name: Piece(call.name, "", None, 1, _stream_bytes(call, dtype))
+            for call in graph.root.calls()
+            if LAYER.match(call.name)
+        }
 
         def measured(mode: Recompute) -> Activations:
             # Bytes are polynomials of the batch: one replay serves every size of a micro-batch.
@@ -101,7 +111,24 @@ class KeptByStages:
                 again[piece.layer] = again.get(piece.layer, 0) + cut.bytes(piece, sizes)
             # A layer that keeps less than its inputs has nothing to make again.
             found.working = max([0, *(again.get(name, 0) // self.totals[name] for name in here)])
+        found.gradients = self._gradients(stage, cut, sizes)
         return found
+
+    def _gradients(self, stage: Stage, cut: _Cut, sizes: dict[str, int]) -> int:
+        """A gradient is as large as its tensor. The stream's is there all the time, and beside it those of one op.
+
+        Inside a layer an op has two operands at most as large as the layer's largest tensor; of what stands behind the layers,
+        the norm, all that it keeps has one.
+        """
+        streams = (cut.bytes(self.streams[name], sizes) for name in stage.layers)
+        here = Counter(self.layers[name] for name in stage.layers)
+        largest = [0]
+        for piece in self.whole.pieces:
+            if here[piece.layer]:
+                largest.append(2 * cut.bytes(piece, sizes) // piece.count)
+            elif piece.layer == OUTSIDE and piece.origin and self.places.stage_of(piece) == stage.index:
+                largest.append(cut.bytes(piece, sizes))
+        return max(streams, default=0) + max(largest)
 
 
 class _Cut:
@@ -151,6 +178,15 @@ class _Places:
     def stage_of(self, piece: Piece) -> int:
         """Inputs of the model, ids, stand on the first stage."""
         return self.stages.get(piece.origin, self.last if piece.origin else 0)
+
+
+def _stream_bytes(call: Call, dtype: str) -> Dim:
+    """What a layer is given of each token: its streams, and what earlier layers hand on."""
+    total: Dim = 0
+    for value in call.inputs:
+        if is_stream(value):
+            total = total + Storage(product(value.shape), resolve_dtype(value.dtype, dtype)).bytes
+    return total
 
 
 def _origin(node: Node) -> str:

@@ -18,13 +18,17 @@ from archc.units import tensor_bytes
 
 @dataclass(frozen=True, slots=True)
 class LossBytes:
-    """``logits`` as the model gives them, ``saved`` by the loss until its backward, ``working`` in that backward."""
+    """``logits`` as the model gives them, ``saved`` by the loss until its backward, ``working`` in that backward.
+
+    ``is_chunked``: logits are made and dropped a chunk at a time.
+    """
 
     tokens: int
     rows: int
     logits: int
     saved: int
     working: int
+    is_chunked: bool
 
     @property
     def peak(self) -> int:
@@ -53,4 +57,4 @@ def loss_bytes(
     at_once = tokens if loss_chunk is None else min(tokens, loss_chunk)
     wide = tensor_bytes(at_once * rows, "float32")
     ids = tensor_bytes(tokens, "int64")
-    return LossBytes(tokens, rows, tensor_bytes(at_once * rows, own), wide + ids + 4, 2 * wide)
+    return LossBytes(tokens, rows, tensor_bytes(at_once * rows, own), wide + ids + 4, 2 * wide, loss_chunk is not None)

@@ -39,10 +39,10 @@ CONVENTIONS: dict[str, str] = {
         "in backward one layer's other tensors are there again"
     ),
     "peak": (
-        "weights, gradients, optimizer and activations, and the larger of: logits with the loss's forward and backward; one "
-        "layer computed again. Not counted: gradients of activations while one layer runs, an optimizer step's own temporaries "
-        "(torch's foreach form: the moved weights once more; fused: none), workspaces of kernels, buffers of "
-        "communication, the device's context, and what an allocator wastes"
+        "weights, gradients, optimizer and activations, logits, which a caller holds, and the larger of: the loss's backward; "
+        "one layer's, with what is computed again of it and, at most, the gradients of its largest tensors. Not counted: an "
+        "optimizer step's own temporaries (torch's foreach form: the moved weights once more; fused: none), workspaces of "
+        "kernels, buffers of communication, the device's context, and what an allocator wastes"
     ),
 }
 """Topic -> what its numbers mean."""
@@ -57,6 +57,7 @@ ROWS = (
     "optimizer states",
     "activations",
     "one layer computed again",
+    "gradients of activations",
     "logits",
     "loss, kept",
     "loss, backward",
@@ -102,6 +103,7 @@ class RankMemory:
     activations: dict[str, int]
     in_flight: int
     recompute_working: int
+    activation_gradients: int
     loss: LossBytes | None
     losses_in_flight: int = 1
 
@@ -120,9 +122,15 @@ class RankMemory:
 
     @property
     def layer_moment_bytes(self) -> int:
-        """One layer computed again, its gradients not yet shared out, and losses of other micro-batches."""
-        waiting = 0 if self.loss is None else self.loss.saved * (self.losses_in_flight - 1)
-        return self.recompute_working + self.weights.gradients_in_flight + waiting
+        """One layer computed again, gradients of its weights and activations, logits that a caller holds, and waiting losses."""
+        alone = self.recompute_working + self.activation_gradients + self.weights.gradients_in_flight
+        return alone + self._held_logits() + self._waiting_losses()
+
+    def _held_logits(self) -> int:
+        return 0 if self.loss is None or self.loss.is_chunked else self.loss.logits
+
+    def _waiting_losses(self) -> int:
+        return 0 if self.loss is None else self.loss.saved * (self.losses_in_flight - 1)
 
     @property
     def peak_bytes(self) -> int:
@@ -144,14 +152,12 @@ class RankMemory:
             "optimizer states": self.weights.optimizer,
             **{f"activations, {name}": count_bytes for name, count_bytes in self.activations.items()},
             "one layer computed again": 0 if at_loss else self.recompute_working,
-            "logits": loss.logits if at_loss and loss is not None else 0,
-            "loss, kept": self.loss_saved_bytes if at_loss else self.layer_moment_bytes - self._layer_alone(),
+            "gradients of activations": 0 if at_loss else self.activation_gradients,
+            "logits": loss.logits if at_loss and loss is not None else self._held_logits(),
+            "loss, kept": self.loss_saved_bytes if at_loss else self._waiting_losses(),
             "loss, backward": loss.working if at_loss and loss is not None else 0,
         }
         return {name: count_bytes for name, count_bytes in found.items() if count_bytes}
-
-    def _layer_alone(self) -> int:
-        return self.recompute_working + self.weights.gradients_in_flight
 
     def to_json(self) -> dict[str, Any]:
         weights = self.weights
@@ -171,6 +177,7 @@ class RankMemory:
             "activation_bytes": self.activation_bytes,
             "activation_bytes_by_kind": self.activations,
             "recompute_working_bytes": self.recompute_working,
+            "activation_gradient_bytes": self.activation_gradients,
             "loss": None if self.loss is None else self.loss.to_json(),
             "losses_in_flight": self.losses_in_flight,
             "loss_moment_bytes": self.loss_moment_bytes,
