@@ -8,11 +8,14 @@ import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
+from inspect import getsource
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 from archc import registry
+from archc.ops.norm import GatedNorm
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -128,12 +131,17 @@ def test_the_mistakes_of_the_readme_are_worded_as_it_says():
 @pytest.mark.torch
 def test_the_kind_of_the_contributing_page_keeps_the_contract_as_the_page_says():
     pytest.importorskip("torch")
-    kind, test = blocks("CONTRIBUTING.md", "python")
+    kind, test, _ = blocks("CONTRIBUTING.md", "python")
     space: dict[str, object] = {"__name__": "gated_head"}
     exec(compile(kind, "CONTRIBUTING.md", "exec", dont_inherit=True), space)
     exec(compile(test, "CONTRIBUTING.md", "exec", dont_inherit=True), space)
     with registry.temporary({("mixer", "gated_head"): space["GatedHead"]}):
         space["test_gated_head_keeps_the_contract"]()  # type: ignore[operator]
+
+
+def test_what_the_contributing_page_shows_of_backward_is_how_an_op_says_it():
+    shown = blocks("CONTRIBUTING.md", "python")[2]
+    assert dedent(getsource(GatedNorm.saves)) == shown
 
 
 def test_files_and_figures_that_the_pages_link_to_exist():
