@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from archc.ir.op import Form, Pairs
 from archc.ir.size import PAST, SEQ, TOTAL, Dim, ceil_div, minimum
+from archc.ir.tape import Tape
+
+SLAB_ELEMENTS = 1 << 26
+"""Scores and mask entries that a call holds at once, for all heads and sequences together."""
 
 
 def whole_blocks(tokens: Dim, block: int) -> Dim:
@@ -81,3 +85,9 @@ def complete_blocks_twice(pairs: Pairs, block: int, count: int | None = None) ->
         return rows * 2 * (tokens - (block - 1)) - (rows * rows - rows) * block
 
     return SEQ * 2 * reached(TOTAL) if pairs == "dense" else seen_twice(TOTAL) - seen_twice(PAST)
+
+
+def is_sliced(tape: Tape, seq: Dim, elements_a_token: Dim) -> bool:
+    """Whether ``in_slabs`` of the torch leaves takes new tokens a slice at a time, and so joins what comes of them."""
+    tokens = tape.number(seq)
+    return tokens > 1 and tokens * tape.number(elements_a_token) > SLAB_ELEMENTS

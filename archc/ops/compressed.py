@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, CAPACITY, TOTAL, Dim, ceil_div, minimum, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import MODEL_DTYPE, Param, State, TensorType
 from archc.ops.attention import causal_pairs_twice
-from archc.ops.blocks import complete_blocks_twice, whole_blocks
+from archc.ops.blocks import SLAB_ELEMENTS, complete_blocks_twice, whole_blocks
+from archc.ops.softmax import attend_spelled, joined_heads, to_heads
 
 
 @op
@@ -89,6 +91,32 @@ class CompressedEntries(Op):
             return product(state.used)
         return BATCH * minimum(whole_blocks(TOTAL, self.ratio), self.chosen) * self.dim
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        batch, seq = inputs[0].shape[:2]
+        count = whole_blocks(seq, self.ratio)
+        if tape.number(count) == 0:
+            return tape.new((batch, 0, self.dim), inputs[0].dtype)
+        # Rows and gates of a series lie side by side; in half precision they are widened together.
+        shape = (batch, count, self.ratio, self.dim)
+        rows: list[Held] = []
+        gates: list[Held] = []
+        nothing = tape.new((1, count, 1, 1), "bool")
+        for number in range(self.series):
+            both = tape.wide(tape.cat(inputs, (batch, seq, 2 * self.dim)))
+            row, gate = tape.view(both, shape), tape.add(tape.view(both, shape))
+            if self.overlap and number == 0:
+                row, gate = tape.masked_fill(row, nothing), tape.masked_fill(gate, nothing)
+            rows.append(row)
+            gates.append(gate)
+        met = (batch, count, self.ratio * self.series, self.dim)
+        mixed = tape.mul(tape.cat(rows, met), tape.of_output(tape.cat(gates, met)))
+        entries = tape.sum(mixed, (batch, count, self.dim))
+        entries = tape.rms_norm(entries, tape.wide(weights["norm_weight"]), batch * count)
+        if self.frequencies:
+            tables = [tape.new((1, count, len(self.frequencies)), "float32") for _ in range(2)]
+            entries = tape.fresh((entries,), keeps=tables)
+        return tape.cast(entries, inputs[0].dtype)
+
 
 @op
 class CompressedAttention(Op):
@@ -163,3 +191,34 @@ class CompressedAttention(Op):
                     entries = complete_blocks_twice(pairs, self.ratio, self.topk)
             twice = twice + entries
         return BATCH * scored + BATCH * twice * (self.num_heads * 2 * self.head_dim)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        """The choice keeps nothing; keys of a slice of tokens and the entries are one tensor."""
+        q, kv = to_heads(tape, inputs[0], self.head_dim), inputs[1]
+        entries = inputs[2] if self.ratio is not None else None
+        if entries is not None and tape.number(entries.shape[1]) == 0:
+            entries = None
+        batch, heads, seq, width = q.shape
+        parts: list[Held] = []
+        for queries, rows in self._slices(tape, batch, seq, 0 if entries is None else entries.shape[1]):
+            shape = (batch, 1, rows if entries is None else rows + entries.shape[1], width)
+            keys = tape.view(kv, shape) if entries is None else tape.cat((kv, entries), shape)
+            part = tape.view(q, (batch, heads, queries, width))
+            parts.append(attend_spelled(tape, part, keys, keys, sinks=weights.get("sinks")))
+        return joined_heads(tape, parts[0] if len(parts) == 1 else tape.cat(parts, (batch, heads, seq, width)))
+
+    def _slices(self, tape: Tape, batch: Dim, seq: Dim, entries: Dim) -> list[tuple[Dim, Dim]]:
+        """(new tokens, rows that they may see) of each slice, as the torch leaf cuts them."""
+        tokens, window = tape.number(seq), self.window
+        size = max(4 * window, 256)
+        heads = self.num_heads + self.index_heads
+        elements = tape.number(batch) * heads * (size + window + tape.number(entries))
+        elements = max(elements, -(-SLAB_ELEMENTS // size))
+        if tokens == 1 or tokens * elements <= SLAB_ELEMENTS:
+            return [(seq, seq)]
+        step = max(1, SLAB_ELEMENTS // elements)
+        found: list[tuple[Dim, Dim]] = []
+        for start in range(0, tokens, step):
+            stop = min(start + step, tokens)
+            found.append((stop - start, stop - (0 if start < window else start - window + 1)))
+        return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, CAPACITY, TOTAL, Dim, ceil_div, minimum, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import MODEL_DTYPE, State, TensorType
-from archc.ops.blocks import chosen_pairs_twice, earlier_blocks_twice, whole_blocks
+from archc.ops.blocks import chosen_pairs_twice, earlier_blocks_twice, is_sliced, whole_blocks
+from archc.ops.softmax import attend_new, to_heads
 
 
 @op
@@ -72,3 +74,12 @@ class MixtureOfBlockAttention(Op):
         gates_twice = earlier_blocks_twice(pairs, self.block_size)
         seen_twice = chosen_pairs_twice(pairs, form, self.block_size, self.topk)
         return BATCH * (gates_twice + seen_twice * 2) * (self.num_heads * self.head_dim)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        """The choice keeps nothing but its mask, of each head."""
+        q, k, v = (to_heads(tape, x, self.head_dim) for x in inputs)
+        batch, heads, seq, _ = q.shape
+        sliced = is_sliced(tape, seq, batch * heads * seq)
+        if tape.number(ceil_div(seq, self.block_size)) > self.topk:
+            return attend_new(tape, q, k, v, tape.new((batch, heads, seq, seq), "bool"), sliced=sliced)
+        return attend_new(tape, q, k, v, tape.new((1, 1, seq, seq), "bool") if sliced else None, sliced=sliced)

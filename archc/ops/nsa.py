@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, CAPACITY, PAST, TOTAL, Dim, ceil_div, minimum, product
+from archc.ir.tape import Held, Tape
 from archc.ir.values import MODEL_DTYPE, Growth, Param, Role, State, TensorType
-from archc.ops.blocks import chosen_pairs_twice, compressed_pairs_twice, compressed_rows
+from archc.ops.blocks import chosen_pairs_twice, compressed_pairs_twice, compressed_rows, is_sliced
+from archc.ops.softmax import attend_new, for_products, fused, joined_heads, to_heads
 
 
 @op
@@ -113,6 +115,57 @@ class NativeSparseAttention(Op):
             self.num_heads * (self.key_dim + self.value_dim)
         )
 
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> tuple[Held, Held]:
+        dims = (self.key_dim, self.key_dim, self.value_dim, self.key_dim, self.value_dim)
+        q, compress_k, compress_v, k, v = (to_heads(tape, x, dim) for x, dim in zip(inputs, dims, strict=True))
+        small_k = self._mapped(tape, compress_k, weights["key_up"], weights["key_down"])
+        small_v = self._mapped(tape, compress_v, weights["value_up"], weights["value_down"])
+        batch, heads, seq, _ = q.shape
+        kv_heads = self.num_kv_heads
+        sliced = is_sliced(tape, seq, batch * heads * small_k.shape[2] + batch * kv_heads * seq)
+        compressed = self._compressed(tape, q, small_k, small_v)
+        if tape.number(ceil_div(seq, self.select_block_size)) <= self.num_selected_blocks:
+            mask = tape.new((1, 1, seq, seq), "bool") if sliced else None
+            return joined_heads(tape, compressed), attend_new(tape, q, k, v, mask, sliced=sliced)
+        # Key-value heads become sequences, which copies unless there is one of either.
+        merges = kv_heads == 1 or tape.number(batch) == 1
+        rows, group = batch * kv_heads, heads // kv_heads if isinstance(heads, int) else 1
+        q, k, v = (
+            tape.view(x, shape) if merges else tape.copy(x, shape)
+            for x, shape in (
+                (q, (rows, group, seq, q.width)),
+                (k, (rows, 1, seq, k.width)),
+                (v, (rows, 1, seq, v.width)),
+            )
+        )
+        o = fused(tape, q, k, v, tape.new((rows, 1, seq, seq), "bool"))
+        shape = (batch, heads, seq, v.width)
+        is_view = kv_heads == 1 and not sliced and o.width == v.width
+        selected = tape.view(o, shape) if is_view else tape.copy(o, shape)
+        return joined_heads(tape, compressed), joined_heads(tape, selected, is_view=is_view)
+
+    def _mapped(self, tape: Tape, new: Held, up: Held, down: Held) -> Held:
+        """The rows of the compressed branch: a block's rows side by side are kept, as often as blocks share them."""
+        batch, heads, seq, width = new.shape
+        assert isinstance(width, int)
+        rows = compressed_rows(seq, self.compress_block_size, self.compress_stride)
+        if tape.number(rows) == 0:
+            blocks = tape.new((batch, heads, 0, self.compress_block_size * width), new.dtype, needs_grad=True)
+            rows = 0
+        else:
+            blocks = tape.copy(new, (batch, heads, rows, self.compress_block_size * width))
+        return tape.linear(tape.of_input(tape.linear(blocks, up)), down)
+
+    def _compressed(self, tape: Tape, q: Held, k: Held, v: Held) -> Held:
+        """``attend_with_shares`` of the torch leaves; its shares choose, and have no gradient."""
+        batch, heads, seq, width = q.shape
+        kv_heads, rows = self.num_kv_heads, k.shape[2]
+        queries = for_products(tape, q, (batch, kv_heads, self.num_heads // kv_heads * seq, width))
+        scores = tape.wide(tape.scaled(tape.matmul(queries, k, (batch, heads, seq, rows))))
+        hidden = tape.new((1, 1, 1, seq, rows), "bool")
+        shares = tape.masked_fill(tape.of_output(tape.masked_fill(scores, hidden)), hidden)
+        return tape.matmul(tape.cast(shares, v.dtype), v, (batch, heads, seq, v.width))
+
 
 @op
 class HeadGate(Op):
@@ -127,3 +180,6 @@ class HeadGate(Op):
         if x.axis != gate.axis:
             raise GraphError(f"head_gate: x is cut along {x.axis}, its gate along {gate.axis}")
         return (x,)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.mul(*inputs)

@@ -68,6 +68,14 @@ def attend(
     return joined_heads(tape, o, is_view=mask is None or not mask.needs_grad)
 
 
+def attend_new(tape: Tape, q: Held, k: Held, v: Held, mask: Held | None, *, sliced: bool) -> Held:
+    """The same by the fused kernel; ``sliced``: a slice of the new tokens at a time, and outputs are joined."""
+    if not sliced:
+        return attend(tape, q, k, v, mask=mask)
+    o = fused(tape, q, k, v, mask)
+    return joined_heads(tape, tape.copy(o, (*o.shape[:-1], v.width)))
+
+
 def fused(tape: Tape, q: Held, k: Held, v: Held, mask: Held | None = None) -> Held:
     """(batch, heads, seq, the wider of the two widths); values or keys are padded to one width.
 

@@ -42,8 +42,8 @@ class _Keeper:
 
     def save(self, tensor: Tensor) -> _Saved:
         """What autograd is given to hold."""
-        # Detached, since a result that holds the node that made it would keep both alive.
-        saved = _Saved(tensor.detach())
+        # Detached, since a result that holds the node that made it would keep both alive; a mask is itself, as layers share it.
+        saved = _Saved(tensor if tensor.grad_fn is None else tensor.detach())
         self.saved.add(saved)
         return saved
 

@@ -9,11 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from archc.ops.blocks import SLAB_ELEMENTS
 from archc.torch_backend.leaves.softmax import visible
 from archc.torch_backend.step import Step
-
-SLAB_ELEMENTS = 1 << 26
-"""Scores and mask entries that a call holds at once, for all heads and sequences together."""
 
 
 def ceil_div(number: int, by: int) -> int:

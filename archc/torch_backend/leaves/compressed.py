@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from archc.ir.values import Node
 from archc.ops import compressed as ops
+from archc.ops.blocks import SLAB_ELEMENTS
 from archc.torch_backend.context import Context
 from archc.torch_backend.leaves.attention import from_heads, to_heads
 from archc.torch_backend.leaves.blocks import (
-    SLAB_ELEMENTS,
     ceil_div,
     in_slabs,
     new_block_rows,

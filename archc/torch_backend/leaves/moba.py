@@ -99,6 +99,9 @@ class MixtureOfBlockAttention(nn.Module):
                 k, v = (_taken_by_heads(x, row) for x in (k_BKTH, v_BKTH))
                 return self.kernel(q_BNSH, k, v, scale=self.scale, mask=seen)
             seen = rows_mask(chosen, at_BS, self.block, rows)
+        elif q_BNSH.shape[2] == rows:
+            # Nothing was before, and the kernel knows a causal mask. `True if … else False`: see Attention.
+            return self.kernel(q_BNSH, k_BKTH, v_BKTH, scale=self.scale, causal=True if rows > 1 else False)  # noqa: SIM210
         else:
             seen = visible(at_BS, torch.arange(rows, device=at_BS.device).unsqueeze(0))
         return self.kernel(q_BNSH, k_BKTH, v_BKTH, scale=self.scale, mask=seen)

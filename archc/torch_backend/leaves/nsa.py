@@ -127,6 +127,10 @@ class NativeSparseAttention(nn.Module):
         compressed, share_BKSR = self.shares(q_BNSH, *small, visible(at_BS, last.unsqueeze(0)), self.scale)
         rows = k_BKTH.shape[2]
         blocks = ceil_div(rows, self.select_block)
+        if blocks <= self.count and q_BNSH.shape[2] == rows:
+            # Nothing was before, and the kernel knows a causal mask. `True if … else False`: see Attention.
+            causal = True if rows > 1 else False  # noqa: SIM210
+            return compressed, self.kernel(q_BNSH, k_BKTH, v_BKTV, scale=self.scale, causal=causal)
         if blocks <= self.count:
             # Every block is chosen, so the branch is causal attention.
             seen = visible(at_BS, torch.arange(rows, device=at_BS.device).unsqueeze(0))
