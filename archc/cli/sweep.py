@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from archc.cli.options import LENGTHS, POSITIVE, Command, json_option, print_json, require_extra, spec_argument
+from archc.cli.options import (
+    LENGTHS,
+    POSITIVE,
+    Command,
+    json_option,
+    print_json,
+    require_extra,
+    spec_argument,
+    stdout_is_terminal,
+)
 from archc.cli.outputs import OutputFile
 from archc.cli.sweep_files import FORMATS, write_rows, write_text
 
@@ -84,7 +94,9 @@ def command(
     found = open_sweep(spec, vary, at=lengths, batch_size=batch_size, overrides=overrides, metrics=names)
     start = perf_counter()
     rows = _Rows(found, strict=strict)
-    with progress_bar("sweep") as progress:
+    # A bar among rows on one terminal would be in their way.
+    is_shown = output is not None or as_json or not stdout_is_terminal()
+    with progress_bar("sweep") if is_shown else nullcontext() as progress:
         if output is not None:
             write_rows(output, found.columns, rows.cells(progress))
         elif as_json:

@@ -29,7 +29,7 @@ def free_keys(free: Iterable[str] | Mapping[str, Sequence[Any]], tree: Node, fil
     """
     problems: list[Problem] = []
     keys: list[Key] = []
-    stated = free.items() if isinstance(free, Mapping) else (_parted(text, problems) for text in free)
+    stated = free.items() if isinstance(free, Mapping) else (_parted(text, problems) for text in _texts(free))
     for name, values in stated:
         if not name:
             continue
@@ -47,6 +47,10 @@ def free_keys(free: Iterable[str] | Mapping[str, Sequence[Any]], tree: Node, fil
     if problems:
         raise SpecError(problems, file)
     return keys
+
+
+def _texts(free: Iterable[str]) -> Iterable[str]:
+    return (free,) if isinstance(free, str) else free
 
 
 def _parted(text: str, problems: list[Problem]) -> tuple[str, str]:

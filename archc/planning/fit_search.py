@@ -22,7 +22,7 @@ from archc.planning.sweep_parts import Choice
 MAX_GRID = 500
 """Combinations that are tried one and all; beyond, one key is bisected."""
 
-MAX_LINES = 20_000
+MAX_LINES = 5_000
 """Combinations of the other keys, each a bisection of its own."""
 
 Progress = Callable[[str, int, int], None]

@@ -146,60 +146,61 @@ def _steps(numbers: dict[str, int]) -> tuple[int, int, int]:
 class Cost:
     """What some nodes of a graph cost where they run once; ``times`` gives it for as many layers as a stack has."""
 
-    __slots__ = ("_graph", "_grown", "_nodes", "row")
+    __slots__ = ("_grown", "_growth", "row")
 
     def __init__(self, graph: Graph, nodes: Iterable[Placed], sizes: Sizes) -> None:
         # Sums by layer kind are nobody's here.
-        self._nodes = [replace(placed, count=1, layer="") for placed in nodes]
-        self._graph = graph
-        placement = Placement(self._nodes, {}, {})
+        nodes = [replace(placed, count=1, layer="") for placed in nodes]
+        placement = Placement(nodes, {}, {})
         counts = count_parameters(placement)
-        cache = self._cache(1)
+        cache = _cache(graph, nodes, 1)
         row = [counts.total, counts.active, counts.embedding, count_weight_bytes(placement, graph.dtype).bytes]
         row += [cache.bytes_per_token, _state_bytes(cache)]
-        flops = self._flops()
+        flops = _flops(graph, nodes)
         for length in sizes.lengths:
             numbers = flops.numbers(batch=sizes.batch_size, length=length, source=length)
-            row += [self._used_bytes(sizes.batch_size, length), *_steps(numbers)]
+            row += [_used_bytes(graph, nodes, sizes.batch_size, length), *_steps(numbers)]
         self.row: Row = tuple(row)
-        # A sum of floors that is linear up to more layers than there can be is linear for fewer.
+        # A sum of floors that is linear up to more layers than there can be is linear for fewer. Then only the numbers stay.
         grows = cache.bytes_per_token
-        is_linear = grows == 0 or self._cache(_MOST_LAYERS).bytes_per_token == grows * _MOST_LAYERS
-        self._grown: dict[int, int] | None = None if is_linear else {}
+        is_linear = grows == 0 or _cache(graph, nodes, _MOST_LAYERS).bytes_per_token == grows * _MOST_LAYERS
+        self._growth = None if is_linear else lambda count: _cache(graph, nodes, count).bytes_per_token
+        self._grown: dict[int, int] = {}
 
     def times(self, count: int) -> Row:
         """The row of so many equal layers."""
-        if self._grown is None:
-            return tuple([count * number for number in self.row])
-        if count not in self._grown:
-            self._grown[count] = self._cache(count).bytes_per_token
         row = [count * number for number in self.row]
-        row[_GROWTH] = self._grown[count]
+        if self._growth is not None:
+            if count not in self._grown:
+                self._grown[count] = self._growth(count)
+            row[_GROWTH] = self._grown[count]
         return tuple(row)
 
-    def _cache(self, count: int) -> Cache:
-        """The cache of so many equal layers at one token: for what does not depend on the length."""
-        if not any(placed.node.states for placed in self._nodes):
-            return Cache([], {}, "0", 0)
-        nodes = [replace(placed, count=count) for placed in self._nodes if placed.node.states]
-        options = CacheOptions(self._graph.dtype, None, 1, 1, 1, None)
-        return measure_cache(self._graph, Placement(nodes, {}, {}), options)
 
-    def _used_bytes(self, batch_size: int, length: int) -> int:
-        options = CacheOptions(self._graph.dtype, None, batch_size, length, length, None)
-        env = {"batch": batch_size, "past": 0, "seq": length, "memory": length}
-        states = [state for placed in self._nodes for state in placed.node.states.values()]
-        return sum(tensor_bytes(state_elements(state, env), options.state_dtype(state)) for state in states)
+def _cache(graph: Graph, nodes: Sequence[Placed], count: int) -> Cache:
+    """The cache of so many equal layers at one token: for what does not depend on the length."""
+    keeping = [replace(placed, count=count) for placed in nodes if placed.node.states]
+    if not keeping:
+        return Cache([], {}, "0", 0)
+    return measure_cache(graph, Placement(keeping, {}, {}), CacheOptions(graph.dtype, None, 1, 1, 1, None))
 
-    def _flops(self) -> FlopsSums:
-        total = FlopsSums(decodes=self._graph.mask != "bidirectional")
-        for placed in self._nodes:
-            kinds = [value.type for value in placed.node.inputs]
-            for form in FORMS:
-                flops = placed.node.op.flops(kinds, form, "needed")
-                if flops != 0:
-                    total.add(placed, form, flops)
-        return total
+
+def _used_bytes(graph: Graph, nodes: Sequence[Placed], batch_size: int, length: int) -> int:
+    options = CacheOptions(graph.dtype, None, batch_size, length, length, None)
+    env = {"batch": batch_size, "past": 0, "seq": length, "memory": length}
+    states = [state for placed in nodes for state in placed.node.states.values()]
+    return sum(tensor_bytes(state_elements(state, env), options.state_dtype(state)) for state in states)
+
+
+def _flops(graph: Graph, nodes: Sequence[Placed]) -> FlopsSums:
+    total = FlopsSums(decodes=graph.mask != "bidirectional")
+    for placed in nodes:
+        kinds = [value.type for value in placed.node.inputs]
+        for form in FORMS:
+            flops = placed.node.op.flops(kinds, form, "needed")
+            if flops != 0:
+                total.add(placed, form, flops)
+    return total
 
 
 def _state_bytes(cache: Cache) -> int:

@@ -84,7 +84,7 @@ def keys_of(vary: Iterable[str] | Mapping[str, Sequence[Any]], tree: Node, file:
                 nodes = [plain_node(value, f"--vary {shortened(name)}") for value in values]
                 keys.append(_key(name, nodes))
     else:
-        for text in vary:
+        for text in (vary,) if isinstance(vary, str) else vary:
             name, equals, values = text.partition("=")
             if not equals:
                 problems.append(

@@ -200,6 +200,14 @@ def test_layers_that_read_an_earlier_one_follow_what_it_keeps():
     assert_alike(engine_of("demo-yoco", vary))
 
 
+def test_growth_that_is_rounded_once_for_all_layers_is_no_multiple_of_a_layers():
+    # A row for three tokens: 1024 bytes over 3, for so many layers at once.
+    engine = engine_of("deepseek-v4-flash", {"mixers.csa.compress_ratio": [3, 4, 5], "stack.num_layers": [41, 43]})
+    assert_alike(engine)
+    one, more = (engine.totals((0, depth)).row for depth in (0, 1))
+    assert (one[4], more[4]) == tuple(estimate(engine.load((0, depth)).spec).cache.bytes_per_token for depth in (0, 1))
+
+
 @pytest.mark.parametrize(
     ("name", "vary"),
     [
