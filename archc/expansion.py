@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike, fspath
 from typing import Any
 from typing import cast as typing_cast
 
 from pydantic import BaseModel
 
 from archc import registry
-from archc.errors import GraphError
+from archc.errors import ArchcError, GraphError
 from archc.families import FFN, Block, CachePolicy, Embedding, Mixer, Norm, Position, Tokenizer
 from archc.graph.graph import Graph
 from archc.graph.vocabulary import Builder
@@ -17,8 +18,26 @@ from archc.ir.size import BATCH, SEQ, SOURCE, Dim
 from archc.ir.values import Param, TensorType, Value
 from archc.ops.position import TokenIndex
 from archc.spec.kind import Kind
+from archc.spec.load import load_spec
 from archc.spec.schema import LayerPlan, Spec, Stack
 from archc.spec.sharing import owning_layers
+
+Source = Spec | Graph | str | PathLike[str]
+"""What names an architecture: a spec, a graph, a file or a shipped name."""
+
+
+def as_graph(source: Source, overrides: Sequence[str] = ()) -> Graph:
+    """The graph of whatever names an architecture; ``overrides`` are ``path=value`` on a file or a shipped name.
+
+    Raises:
+        SpecError: with all problems of the spec.
+        ArchcError: there are overrides of what is no file.
+    """
+    if not isinstance(source, Spec | Graph):
+        return expand(load_spec(fspath(source), overrides))
+    if overrides:
+        raise ArchcError(f"{source.name}: only a file or a shipped name can be overridden")
+    return source if isinstance(source, Graph) else expand(source)
 
 
 def expand(spec: Spec, *, builder: Callable[..., Builder] = Builder) -> Graph:

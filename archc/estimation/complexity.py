@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from archc.errors import ArchcError
@@ -14,12 +12,10 @@ from archc.estimation.complexity_crossing import crossing
 from archc.estimation.complexity_full import full_attention, is_full_attention
 from archc.estimation.complexity_growth import Growth, cache_growth, exponent, flops_growth
 from archc.estimation.placed import place
-from archc.expansion import expand
+from archc.expansion import Source, as_graph
 from archc.graph.graph import LAYER, Graph
 from archc.ir.size import evaluate
 from archc.ir.values import Body
-from archc.spec.load import load_spec
-from archc.spec.schema import Spec
 
 LENGTHS_TOKENS = (4 << 10, 128 << 10, 1 << 20)
 """Where costs are given unless somebody asks for other lengths."""
@@ -138,7 +134,7 @@ class Complexity:
 
 
 def complexity(
-    spec_or_graph: Spec | Graph | str | PathLike[str],
+    spec_or_graph: Source,
     *,
     lengths: Sequence[int] = LENGTHS_TOKENS,
     batch_size: int = 1,
@@ -156,7 +152,7 @@ def complexity(
     for name, value in (("batch_size", batch_size), *(("a length", length) for length in lengths)):
         if value < 1:
             raise ArchcError(f"{name} should be at least 1 (found {value})")
-    graph = _graph(spec_or_graph)
+    graph = as_graph(spec_or_graph)
     kinds: list[KindGrowth] = []
     bodies: list[Body] = []
     for section, family, body, layers in _placed(graph):
@@ -178,12 +174,6 @@ def complexity(
         for length in dict.fromkeys(lengths):
             kind.at[length] = _at(kind.costs, length, batch_size)
     return Complexity(graph.name, graph.dtype, batch_size, tuple(dict.fromkeys(lengths)), kinds, whole)
-
-
-def _graph(source: Spec | Graph | str | PathLike[str]) -> Graph:
-    if isinstance(source, Graph):
-        return source
-    return expand(source if isinstance(source, Spec) else load_spec(Path(source)))
 
 
 def _placed(graph: Graph) -> Iterator[tuple[str, str, Body, int]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archc.errors import ArchcError
@@ -13,10 +11,8 @@ from archc.estimation.conventions import CONVENTIONS
 from archc.estimation.flops import Flops, count_flops
 from archc.estimation.parameters import Parameters, Weights, count_parameters, count_weight_bytes
 from archc.estimation.placed import Placement, place
-from archc.expansion import expand
+from archc.expansion import Source, as_graph
 from archc.graph.graph import Graph
-from archc.spec.load import load_spec
-from archc.spec.schema import Spec
 from archc.units import DTYPE_BITS, dtype_name
 
 if TYPE_CHECKING:
@@ -113,7 +109,7 @@ class Estimate:
 
 
 def estimate(
-    spec_or_graph: Spec | Graph | str | PathLike[str],
+    spec_or_graph: Source,
     *,
     batch_size: int = 1,
     max_model_len: int | None = None,
@@ -131,7 +127,7 @@ def estimate(
     Raises:
         ArchcError: the spec has problems, an option is no dtype or not positive, or there is no encoder to read.
     """
-    graph = _graph(spec_or_graph)
+    graph = as_graph(spec_or_graph)
     length = max_model_len or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
     positive = {"batch_size": batch_size, "max_model_len": length, "source_len": source_len, "block_size": block_size}
     for name, value in positive.items():
@@ -173,12 +169,6 @@ def estimate(
         placement=placement,
         cache_options=options,
     )
-
-
-def _graph(source: Spec | Graph | str | PathLike[str]) -> Graph:
-    if isinstance(source, Graph):
-        return source
-    return expand(source if isinstance(source, Spec) else load_spec(Path(source)))
 
 
 def _dtype(option: str, text: str) -> str:

@@ -6,20 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any, TypeVar
 
 from archc.errors import ArchcError, Problem, SpecError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS, Estimate, estimate
-from archc.expansion import expand
+from archc.expansion import Source, as_graph
 from archc.graph.graph import Graph
 from archc.planning.timing import Timing, estimate_time
-from archc.spec.load import load_spec
 from archc.spec.schema import Spec
-
-Source = Spec | Graph | str | PathLike[str]
-"""What an estimate takes: a spec, a graph, a file or a shipped name."""
-
 
 Loaded = TypeVar("Loaded")
 
@@ -117,12 +111,7 @@ def open_model(source: Source, overrides: Sequence[str] = (), label: str = "") -
     Raises:
         ArchcError: the spec has problems, or there are overrides of what is no file.
     """
-    if isinstance(source, Spec | Graph):
-        if overrides:
-            raise ArchcError(f"{source.name}: only a file or a shipped name can be overridden")
-        graph = source if isinstance(source, Graph) else expand(source)
-    else:
-        graph = expand(load_spec(Path(source), overrides))
+    graph = as_graph(source, overrides)
     return Model(label or graph.name, graph)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from archc.estimation.activations import measure_activations
 from archc.estimation.estimate import estimate
+from archc.expansion import as_graph
 from archc.graph.graph import Graph, join, walk_scopes
 from archc.graph.lockfile import to_text
 from archc.graph.verify import verify
@@ -18,7 +19,7 @@ from archc.spec.load import loads_spec
 from archc.testing.activations import check_activations
 from archc.testing.calls import Judge, close, forward_flops
 from archc.testing.feeding import BATCH, FIRST, LENGTH, SECOND, SOURCE_LENGTH, Given, by_token, feed
-from archc.torch_backend.build import as_graph, build, new_cache
+from archc.torch_backend.build import build, new_cache
 
 __all__ = ["BATCH", "CHECKS", "FIRST", "LENGTH", "SECOND", "Checked", "check_spec", "checks_of", "forward_flops"]
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 from typing import cast as typed
 
 import torch
 from torch import Tensor, nn
 
-from archc.expansion import expand
+from archc.expansion import Source, as_graph
 from archc.graph.graph import Graph
 from archc.ir.op import Pairs
 from archc.ir.values import DISTINCT, MODEL_DTYPE, Param, State
-from archc.spec.load import load_spec
-from archc.spec.schema import Spec
 from archc.torch_backend.context import Context, torch_dtype
 from archc.torch_backend.lower import lower
 from archc.torch_backend.scopes import ScopeModule
@@ -25,7 +22,7 @@ INIT_STD = 0.02
 
 
 def build(
-    spec: Spec | Graph | str | Path,
+    spec: Source,
     *,
     device: str | torch.device = "meta",
     dtype: str | torch.dtype = torch.float32,
@@ -56,13 +53,6 @@ def build(
     if seed is not None:
         init(model, seed)
     return model
-
-
-def as_graph(spec: Spec | Graph | str | Path) -> Graph:
-    """The graph of whatever names an architecture."""
-    if isinstance(spec, Graph):
-        return spec
-    return expand(spec if isinstance(spec, Spec) else load_spec(spec))
 
 
 def graph_of(model: nn.Module) -> Graph:

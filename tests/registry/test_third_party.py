@@ -75,7 +75,7 @@ from pathlib import Path
 import numpy, onnxruntime, torch
 import archc
 from archc import registry
-from archc.torch_backend.build import as_graph
+from archc.expansion import as_graph
 from archc.torch_backend.step import Step
 
 graph = as_graph(archc.loads_spec(SPEC))

@@ -17,9 +17,10 @@ pytest.importorskip("onnxruntime")
 
 from archc.cli.main import archc  # noqa: E402
 from archc.errors import ArchcError  # noqa: E402
+from archc.expansion import as_graph  # noqa: E402
 from archc.graph.graph import Graph  # noqa: E402
 from archc.spec.resolved import resolved  # noqa: E402
-from archc.torch_backend.build import as_graph, build  # noqa: E402
+from archc.torch_backend.build import build  # noqa: E402
 from archc.torch_backend.generate import generate  # noqa: E402
 from archc.torch_backend.weights import save_weights  # noqa: E402
 from archc_exporters.onnx.export import export  # noqa: E402

@@ -9,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 
+from archc.expansion import as_graph  # noqa: E402
 from archc.spec.resolved import resolved  # noqa: E402
-from archc.torch_backend.build import as_graph, build  # noqa: E402
+from archc.torch_backend.build import build  # noqa: E402
 from archc.torch_backend.generate import generate  # noqa: E402
 from archc.torch_backend.weights import save_weights  # noqa: E402
 from archc_exporters.onnx.export import export  # noqa: E402
