@@ -199,11 +199,16 @@ def _model(model: Model, place: int, *, is_only: bool) -> str:
     )
 
 
+def _breakable(name: str) -> str:
+    """A dotted name that may go on in the next line behind a dot."""
+    return escape(name).replace(".", ".<wbr>")
+
+
 def _parts(model: Model) -> str:
     total = max(sum(count for _, count in model.parts), 1)
     largest = max((count for _, count in model.parts), default=1)
     rows = [
-        f'<tr><th scope="row">{escape(part)}</th><td>{count:,}</td><td>{count / total:.2%}</td>'
+        f'<tr><th scope="row">{_breakable(part)}</th><td>{count:,}</td><td>{count / total:.2%}</td>'
         f'<td class="bar" aria-hidden="true"><span style="width:{100 * count / largest:.2f}%"></span></td></tr>'
         for part, count in model.parts
     ]
