@@ -1,5 +1,8 @@
 """Charts put together: one figure, a file of it, both the same whoever draws them and wherever."""
 
+# Types of matplotlib's methods end in an untyped **kwargs.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import io

@@ -1,5 +1,8 @@
 """The charts by themselves: each draws numbers of ``archc.planning`` on the axes that it is given."""
 
+# Types of matplotlib's methods end in an untyped **kwargs.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import textwrap

@@ -1,5 +1,8 @@
 """How charts look: colours that anyone can tell apart, axes in tokens, bytes and FLOPs, files that are the same every time."""
 
+# Types of matplotlib's methods end in an untyped **kwargs.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import math
