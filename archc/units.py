@@ -52,8 +52,8 @@ def gib(count_bytes: int) -> str:
 
 
 def si(count: int) -> str:
-    """A count for people: 48.12 B, 1.03 T."""
-    for unit, size in (("P", 10**15), ("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
+    """A count for people: 48.12 G, 1.03 T."""
+    for unit, size in (("E", 10**18), ("P", 10**15), ("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             return f"{count / size:.2f} {unit}"
     return str(count)
