@@ -29,7 +29,9 @@ def free_keys(free: Iterable[str] | Mapping[str, Sequence[Any]], tree: Node, fil
     """
     problems: list[Problem] = []
     keys: list[Key] = []
-    stated = free.items() if isinstance(free, Mapping) else (_parted(text, problems) for text in _texts(free))
+    stated: Iterable[tuple[str, Any]] = (
+        free.items() if isinstance(free, Mapping) else (_parted(text, problems) for text in _texts(free))
+    )
     for name, values in stated:
         if not name:
             continue

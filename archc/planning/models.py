@@ -44,8 +44,8 @@ class Options:
             raise ArchcError(f"{', '.join(stated)}: nothing is said of time without a gpu")
 
     def to_json(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: fspath(value) if isinstance(value, PathLike) else value for name, value in values.items()}
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return values if self.hardware is None else values | {"hardware": fspath(self.hardware)}
 
     def stated(self) -> str:
         """The options that are stated, for a title."""

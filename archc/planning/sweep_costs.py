@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 from typing import NamedTuple
@@ -164,7 +164,9 @@ class Cost:
         # A sum of floors that is linear up to more layers than there can be is linear for fewer. Then only the numbers stay.
         grows = cache.bytes_per_token
         is_linear = grows == 0 or _cache(graph, nodes, _MOST_LAYERS).bytes_per_token == grows * _MOST_LAYERS
-        self._growth = None if is_linear else lambda count: _cache(graph, nodes, count).bytes_per_token
+        self._growth: Callable[[int], int] | None = (
+            None if is_linear else lambda count: _cache(graph, nodes, count).bytes_per_token
+        )
         self._grown: dict[int, int] = {}
 
     def times(self, count: int) -> Row:

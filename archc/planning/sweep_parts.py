@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 from pydantic import model_validator
 
@@ -180,5 +180,5 @@ class Parts:
 
 def _surroundings(section: str, plain: Any) -> Any:
     if section in PLACED_SECTIONS and isinstance(plain, Mapping):
-        return {key: value for key, value in plain.items() if key not in _PATTERNS}
+        return {key: value for key, value in cast("Mapping[str, Any]", plain).items() if key not in _PATTERNS}
     return None if section in ("name", "description") else plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 from archc.errors import Problem, SpecError
 from archc.planning.sweep_parts import Key
@@ -77,7 +77,7 @@ def keys_of(vary: Iterable[str] | Mapping[str, Sequence[Any]], tree: Node, file:
     problems: list[Problem] = []
     keys: list[Key] = []
     if isinstance(vary, Mapping):
-        for name, values in vary.items():
+        for name, values in cast("Mapping[str, Any]", vary).items():
             if isinstance(values, str) or not is_list(values) or len(values) == 0:
                 problems.append(_problem("--vary", name, "takes a list of values, at least one"))
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from archc.graph.vocabulary import Builder
 from archc.ir.op import Op
@@ -129,7 +129,7 @@ class Watch(Builder):
     def _around(self) -> dict[str, Any]:
         """All that is public of the builder: a kind may read it."""
         return {
-            name: dict(value) if isinstance(value, dict) else value
+            name: dict(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
             for name, value in vars(self).items()
             if name[0] != "_" and name not in _OWN
         }
