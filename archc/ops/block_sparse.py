@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import ClassVar
 
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, Dim, ceil_div, minimum
+from archc.ir.tape import Held, Tape
 from archc.ir.values import TensorType
 from archc.ops.masked_attention import check_heads
+from archc.ops.softmax import attend, joined_heads, to_heads
 
 
 @op
@@ -60,6 +62,35 @@ class BlockSparseAttention(Op):
             between = (blocks - 4) * size * (last + 4 * size) + 2 * size * (last + 3 * size)
             met = tokens * (last + size) + between + (blocks - 2) * (size * size * self.drawn)
         return BATCH * (tokens * tokens * (1 - is_sparse) + met * is_sparse) * (4 * self.num_heads * self.head_dim)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        q, k, v = (to_heads(tape, x, self.head_dim) for x in inputs[:3])
+        batch, heads, seq, dim = q.shape
+        if tape.number(seq) <= self.full_tokens:
+            return attend(tape, q, k, v)
+        size = self.block_size
+        blocks = ceil_div(seq, size)
+        whole, between = (batch, heads, blocks * size, dim), blocks - 2
+        q, k, v = (tape.copy(x, whole) for x in (q, k, v))
+        ends = tape.sdpa(
+            tape.cat((q,), (batch, heads, 2 * size, dim)), k, v, tape.new((batch, 1, 1, blocks * size), q.dtype)
+        )
+        rows = batch * between
+        met = (rows, heads, (5 + self.drawn) * size, dim)
+        keys, values = (self._met(tape, x, met) for x in (k, v))
+        shape = (rows, heads, size, dim)
+        queries = tape.view(q, shape) if tape.number(batch) == 1 else tape.copy(q, shape)
+        mask = tape.new((rows, heads if self.drawn else 1, 1, (5 + self.drawn) * size), q.dtype)
+        middle = tape.sdpa(queries, keys, values, mask)
+        return joined_heads(tape, tape.cat((ends, middle), (batch, heads, seq, dim)))
+
+    def _met(self, tape: Tape, x: Held, shape: tuple[Dim, ...]) -> Held:
+        """What each block between the ends meets; of drawn blocks the plan is kept."""
+        if not self.drawn:
+            return tape.copy(x, shape)
+        heads, between = self.num_heads, ceil_div(x.shape[2], self.block_size) - 2
+        plan = [tape.new((heads, 1, 1), "int64"), tape.new((heads, between, self.drawn), "int64")]
+        return tape.fresh((x,), shape, keeps=plan)
 
 
 @cache

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, Dim, minimum
+from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
 from archc.ops.masked_attention import check_heads
+from archc.ops.softmax import joined_heads, to_heads
 
 
 @op
@@ -27,6 +29,9 @@ class RelativeEmbeddings(Op):
 
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         return {"weight": Param("weight", (2 * self.max_distance, self.width))}
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        return tape.copy(weights["weight"], (1, 2 * self.max_distance, self.width))
 
 
 @op
@@ -67,3 +72,30 @@ class DisentangledAttention(Op):
         met = tokens if pairs == "needed" else minimum(tokens, self.max_distance) * 2
         heads = BATCH * tokens * (2 * self.num_heads)
         return heads * tokens * (self.key_dim + self.value_dim) + heads * met * (self.key_dim * self.terms)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        """Heads first, so that queries and keys are kept once, beside the tables and one index of all layers."""
+        q, k, v = inputs[:3]
+        q, k, v = to_heads(tape, q, self.key_dim), to_heads(tape, k, self.key_dim), to_heads(tape, v, self.value_dim)
+        batch, heads, seq, width = q.shape
+        reach = minimum(seq, self.max_distance)
+        index = tape.shared_constant(("relative positions", seq, reach), (seq, seq), "int64")
+        shape = (heads, batch, seq, width)
+        queries, keys = tape.copy(tape.scaled(q), shape), tape.copy(k, shape)
+        scores = tape.matmul(queries, keys, (heads, batch, seq, seq))
+        tables = [tape.view(x, (1, heads, reach * 2, width)) for x in inputs[len(inputs) - self.terms :]]
+        met = [(queries, tables[0])] if self.has_position_keys else []
+        if self.has_position_queries:
+            met.append((keys, tape.scaled(tables[-1])))
+        for rows, table in met:
+            taken = tape.matmul(rows, table, (heads, batch, seq, reach * 2))
+            scores = tape.add(scores, tape.take(taken, index, scores.shape))
+        weights_of = tape.cast(tape.of_output(tape.cast(scores, "float32")), v.dtype)
+        values = tape.view(v, (heads, batch, seq, v.width)) if _lies_so(tape, v) else tape.copy(v)
+        o = tape.matmul(weights_of, values, (heads, batch, seq, v.width))
+        return joined_heads(tape, tape.view(o, (batch, heads, seq, v.width)))
+
+
+def _lies_so(tape: Tape, v: Held) -> bool:
+    """Whether heads and sequences of (batch, seq, heads x width) become one dimension without a copy."""
+    return 1 in (tape.number(v.shape[0]), tape.number(v.shape[1]))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
 from archc.ir.size import BATCH, Dim, ceil_div, minimum
+from archc.ir.tape import Held, Tape
 from archc.ir.values import TensorType
 from archc.ops.masked_attention import check_heads, two_sided_pairs
+from archc.ops.softmax import joined_heads, to_heads
 
 
 @op
@@ -25,6 +27,11 @@ class FirstTokens(Op):
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         x = inputs[0]
         return (TensorType((x.shape[0], self.count, x.width), x.dtype, x.axis),)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        x = inputs[0]
+        places = tape.new((x.shape[0], self.count), "int64")
+        return tape.gather(x, places, (x.shape[0], self.count, x.width))
 
 
 @op
@@ -64,6 +71,38 @@ class LocalGlobalAttention(Op):
             whole = ceil_div(tokens, self.side) * self.side
             met = whole * (3 * self.side + self.num_global) + tokens * self.num_global
         return BATCH * met * (4 * self.num_heads * self.head_dim)
+
+    def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
+        """Queries padded to whole blocks, the keys and values that each block meets, and the mask, which layers share."""
+        q, k, v = (to_heads(tape, x, self.head_dim) for x in inputs[:3])
+        batch, heads, seq, dim = q.shape
+        places = tape.new((batch, self.num_global), "int64")
+        local = self._local(tape, q, k, v, places)
+        if self.num_global == 0:
+            return tape.view(local, inputs[0].shape)
+        if self.has_global_projections:
+            global_q, global_k, global_v = (to_heads(tape, x, self.head_dim) for x in inputs[-3:])
+        else:
+            global_q, global_k, global_v = self._rows(tape, q, places), k, v
+        found = tape.sdpa(global_q, global_k, global_v)
+        return joined_heads(tape, tape.fresh((local, found), (batch, heads, seq, dim), keeps=[places]))
+
+    def _local(self, tape: Tape, q: Held, k: Held, v: Held, places: Held) -> Held:
+        batch, heads, seq, dim = q.shape
+        side = self.side
+        blocks = ceil_div(seq, side)
+        met = (batch * blocks, heads, 3 * side + self.num_global, dim)
+        queries = tape.copy(q, (batch * blocks, heads, side, dim))
+        keys, values = (tape.cat((x, self._rows(tape, x, places)), met) for x in (k, v))
+        key = ("mask", "local and global", side, self.num_global, batch, blocks, q.dtype)
+        mask = tape.shared_constant(key, (batch * blocks, 1, side, 3 * side + self.num_global), q.dtype)
+        found = tape.sdpa(queries, keys, values, mask)
+        return tape.view(found, (batch, heads, blocks * side, dim))
+
+    def _rows(self, tape: Tape, x: Held, places: Held) -> Held:
+        """Rows at places; each sequence's number is an index, too."""
+        sequences = tape.new((x.shape[0], 1), "int64")
+        return tape.fresh((x,), (x.shape[0], x.shape[1], self.num_global, x.width), keeps=[places, sequences])
 
 
 def needed_pairs(tokens: Dim, window: int, num_global: int) -> Dim:

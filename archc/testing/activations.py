@@ -89,7 +89,7 @@ def kept_bytes(model: nn.Module, given: Given, mode: Recompute = "none") -> int:
     return found
 
 
-def check_activations(graph: Graph, length: int = LENGTH) -> list[str]:
+def check_activations(graph: Graph, length: int = LENGTH, *, one_row: bool = False) -> list[str]:
     """Check that what autograd keeps of a forward is what the graph says, to the byte, or that the ops left out are named.
 
     Of ``length`` tokens a row, in float32 and bfloat16, with nothing, with all but products, and with all of a layer computed
@@ -100,13 +100,14 @@ def check_activations(graph: Graph, length: int = LENGTH) -> list[str]:
     """
     left_out: list[str] = []
     given = feed(graph, length)
+    given = _alone(given.row(0)) if one_row else given
     for dtype in DTYPES:
         model = build(graph, device="cpu", dtype=dtype, seed=0)
         fed = _in_dtype(given, dtype)
         for mode in RECOMPUTE:
             said = measure_activations(
                 graph_of(model),
-                batch_size=BATCH,
+                batch_size=1 if one_row else BATCH,
                 seq_len=length,
                 source_len=SOURCE_LENGTH,
                 dtype=dtype,
@@ -128,3 +129,12 @@ def _in_dtype(given: Given, dtype: str) -> Given:
     if not given.main.is_floating_point():
         return given
     return replace(given, main=given.main.to(getattr(torch, dtype)))
+
+
+def _alone(given: Given) -> Given:
+    """A row in memory of its own: what autograd keeps of a slice is all that it was cut from."""
+    by_token, source, always = (
+        {name: tensor.clone() for name, tensor in tensors.items()}
+        for tensors in (given.by_token, given.source, given.always)
+    )
+    return Given(given.graph, given.main.clone(), by_token, source, always)

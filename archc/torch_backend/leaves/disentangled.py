@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,18 +84,43 @@ def attend(
     scale: float,
     seen: Tensor | None,
 ) -> Tensor:
-    """(B, N, S, V); softmax in float32."""
-    scaled = q_BNSH * scale
-    scores = scaled @ k_BNTH.transpose(-1, -2)
+    """(B, N, S, V); softmax in float32.
+
+    Heads come before sequences, so that a table, which all sequences share, meets them in one product and isn't repeated.
+    """
+    q_NBSH, k_NBTH = (q_BNSH * scale).transpose(0, 1).contiguous(), k_BNTH.transpose(0, 1).contiguous()
+    scores = q_NBSH @ k_NBTH.transpose(-1, -2)
     if keys_1NPH is not None:
-        met = scaled @ keys_1NPH.transpose(-1, -2)
-        scores = scores + met.gather(-1, index_ST.expand_as(scores))
+        met = _met(q_NBSH, keys_1NPH)
+        scores = scores + _Taken.apply(met, index_ST.expand_as(scores))
     if queries_1NPH is not None:
-        met = k_BNTH @ (queries_1NPH * scale).transpose(-1, -2)
-        scores = scores + met.gather(-1, index_ST.t().expand_as(scores)).transpose(-1, -2)
+        met = _met(k_NBTH, queries_1NPH * scale)
+        scores = scores + _Taken.apply(met, index_ST.t().expand_as(scores)).transpose(-1, -2)
     if seen is not None:
-        scores = scores.masked_fill(~seen, float("-inf"))
-    return scores.float().softmax(-1).to(v_BNTV.dtype) @ v_BNTV
+        scores = scores.masked_fill(~seen.transpose(0, 1), float("-inf"))
+    return (scores.float().softmax(-1).to(v_BNTV.dtype) @ v_BNTV.transpose(0, 1)).transpose(0, 1)
+
+
+def _met(x_NBSH: Tensor, table_1NPH: Tensor) -> Tensor:
+    """Products of rows and a table of relative positions, (N, B, S, P)."""
+    met = torch.bmm(x_NBSH.flatten(1, 2), table_1NPH[0].transpose(-1, -2))
+    return met.view(*x_NBSH.shape[:3], -1)
+
+
+class _Taken(torch.autograd.Function):
+    """``x.gather(-1, index)`` whose backward keeps the index alone; torch's would keep x for its shape."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.width = x.shape[-1]
+        return x.gather(-1, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        grad = grads[0]
+        return grad.new_zeros(*grad.shape[:-1], ctx.width).scatter_add_(-1, index, grad), None
 
 
 def relative_embeddings(node: Node, context: Context) -> nn.Module:

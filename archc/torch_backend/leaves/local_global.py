@@ -14,7 +14,7 @@ from archc.ir.values import Node
 from archc.ops import local_global as ops
 from archc.torch_backend.context import Context
 from archc.torch_backend.leaves.attention import from_heads, to_heads
-from archc.torch_backend.leaves.softmax import attend, while_alive
+from archc.torch_backend.leaves.softmax import added, attend, while_alive
 from archc.torch_backend.twins.attention import dense
 
 Attend = Callable[..., Tensor]
@@ -57,7 +57,7 @@ class LocalGlobalAttention(nn.Module):
         places = first_places(q, padding, self.num_global)
         valid = q.new_ones(q.shape[:2], dtype=torch.bool) if padding is None else padding.bool()
         q, k, v = (to_heads(x, self.head_dim) for x in (q, k, v))
-        local = self._local(q, k, v, valid, places)
+        local = self._local(q, k, v, valid, places, padding)
         if self.num_global == 0:
             return from_heads(local)
         if self.has_global_projections:
@@ -69,12 +69,12 @@ class LocalGlobalAttention(nn.Module):
         index = places[:, None, :, None].expand_as(found)
         return from_heads(local.scatter(2, index, found))
 
-    def _local(self, q: Tensor, k: Tensor, v: Tensor, valid_BS: Tensor, places_BG: Tensor) -> Tensor:
+    def _local(
+        self, q: Tensor, k: Tensor, v: Tensor, valid_BS: Tensor, places_BG: Tensor, padding: Tensor | None
+    ) -> Tensor:
         """What every token sees as a local one, (B, N, S, H)."""
-        is_global = torch.zeros_like(valid_BS).scatter(1, places_BG, True)
-        # A row with fewer tokens than there are global ones repeats a place, which then counts once.
-        global_valid = torch.arange(self.num_global, device=q.device) < valid_BS.sum(1, keepdim=True)
         if not self.is_blocked:
+            is_global = torch.zeros_like(valid_BS).scatter(1, places_BG, True)
             return self._one_by_one(q, k, v, valid_BS, is_global)
         batch, heads, tokens, dim = q.shape
         side = self.side
@@ -85,22 +85,31 @@ class LocalGlobalAttention(nn.Module):
             torch.cat((_windows(x, side, rest), _rows(x, places_BG).unsqueeze(2).expand(-1, -1, blocks, -1, -1)), 3)
             for x in (k, v)
         )
-        near = functional.pad(valid_BS & ~is_global, (side, side + rest)).unfold(1, 3 * side, side)
-        band = while_alive(("band", side, q.device), lambda: band_of(side, q.device))
-        # A row of padding may have nothing but padding in reach; it sees itself, so that none is empty.
-        itself = while_alive(("itself", side, q.device), lambda: _itself(side, q.device))
-        seen = (near.unsqueeze(2) & band) | itself
-        seen = torch.cat((seen, global_valid[:, None, None].expand(-1, blocks, side, -1)), -1)
+        key = ("local and global", side, self.num_global, batch, tokens, q.device, q.dtype)
+        mask = while_alive(key, lambda: self._mask(valid_BS, places_BG, q.dtype), of=padding)
         # Blocks are a batch of their own, so that no kernel sees more than one block of queries.
         found = self.kernel(
             q_BNCWH.transpose(1, 2).flatten(0, 1),
             keys.transpose(1, 2).flatten(0, 1),
             values.transpose(1, 2).flatten(0, 1),
             scale=self.scale,
-            mask=seen.flatten(0, 1).unsqueeze(1),
+            mask=mask,
         )
         found = found.view(batch, blocks, heads, side, dim).transpose(1, 2).reshape(batch, heads, -1, dim)
         return found[:, :, :tokens]
+
+    def _mask(self, valid_BS: Tensor, places_BG: Tensor, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores of each block's tokens, (B x C, 1, W, 3W + G)."""
+        side, device = self.side, valid_BS.device
+        rest = -valid_BS.shape[1] % side
+        is_global = torch.zeros_like(valid_BS).scatter(1, places_BG, True)
+        # A row with fewer tokens than there are global ones repeats a place, which then counts once.
+        global_valid = torch.arange(self.num_global, device=device) < valid_BS.sum(1, keepdim=True)
+        near = functional.pad(valid_BS & ~is_global, (side, side + rest)).unfold(1, 3 * side, side)
+        # A row of padding may have nothing but padding in reach; it sees itself, so that none is empty.
+        seen = (near.unsqueeze(2) & band_of(side, device)) | _itself(side, device)
+        seen = torch.cat((seen, global_valid[:, None, None].expand(-1, seen.shape[1], side, -1)), -1)
+        return added(seen.flatten(0, 1).unsqueeze(1), dtype)
 
     def _one_by_one(self, q: Tensor, k: Tensor, v: Tensor, valid_BS: Tensor, is_global_BS: Tensor) -> Tensor:
         """The readable form: each query that is no global one against just what it sees."""
@@ -122,8 +131,9 @@ class LocalGlobalAttention(nn.Module):
 
 def _rows(x_BNSH: Tensor, places_BG: Tensor) -> Tensor:
     """The rows at places, (B, N, G, H)."""
-    index = places_BG[:, None, :, None].expand(-1, x_BNSH.shape[1], -1, x_BNSH.shape[3])
-    return x_BNSH.gather(2, index)
+    # By index and not by gather, which would keep all of x for backward.
+    batch = torch.arange(x_BNSH.shape[0], device=x_BNSH.device).unsqueeze(1)
+    return x_BNSH[batch, :, places_BG].transpose(1, 2)
 
 
 def _windows(x_BNSH: Tensor, side: int, rest: int) -> Tensor:
