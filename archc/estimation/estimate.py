@@ -108,6 +108,11 @@ class Estimate:
         return rows
 
 
+def length_of(graph: Graph, stated: int | None) -> int:
+    """Tokens of a sequence: those stated, else those that the model is made for, else 4,096."""
+    return stated if stated is not None else graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
+
+
 def estimate(
     spec_or_graph: Source,
     *,
@@ -128,7 +133,7 @@ def estimate(
         ArchcError: the spec has problems, an option is no dtype or not positive, or there is no encoder to read.
     """
     graph = as_graph(spec_or_graph)
-    length = max_model_len or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
+    length = length_of(graph, max_model_len)
     positive = {"batch_size": batch_size, "max_model_len": length, "source_len": source_len, "block_size": block_size}
     for name, value in positive.items():
         if value is not None and value < 1:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from os import PathLike
-
-from archc.errors import ArchcError, Problem, SpecError
+from archc.errors import Problem, SpecError
 from archc.estimation.cache import DEFAULT_BLOCK_SIZE_TOKENS
-from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
+from archc.estimation.estimate import length_of
+from archc.expansion import Source, as_graph
 from archc.graph.graph import Graph
 from archc.planning.fitting import largest_that_fits
-from archc.planning.hardware import Device, find_device
-from archc.planning.models import open_model
+from archc.planning.hardware import Device
+from archc.planning.options import below_one, known_device, known_dtype, no_share, unread_source
 from archc.planning.paged import StateMode
 from archc.planning.parallel import Parallel, legal_splits
 from archc.planning.rank_cache import kind_caches
 from archc.planning.serving_memory import Fit, Pool, Serving, ServingOptions, StageMemory
 from archc.planning.serving_need import Need
 from archc.planning.sharding import Sharding, shard
-from archc.spec.schema import Spec
-from archc.units import DTYPE_BITS, dtype_name
 
 PREFILL_TOKENS = 8192
 """Tokens read at once, vLLM's usual ``--max-num-batched-tokens``."""
@@ -36,7 +33,7 @@ LARGE_SHARE = 0.05
 
 
 def estimate_serving(
-    spec_or_graph: Spec | Graph | str | PathLike[str],
+    spec_or_graph: Source,
     *,
     batch_size: int = 1,
     max_model_len: int | None = None,
@@ -68,12 +65,10 @@ def estimate_serving(
         ArchcError: the spec has problems.
         SpecError: the ranks, the device or a number can't be; every reason is listed.
     """
-    graph = open_model(spec_or_graph).graph
-    problems: list[str] = []
-    length = max_model_len or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
-    device = _device(gpu, problems)
-    if source_len is not None and not graph.reads_encoder:
-        problems.append(f"source_len: {graph.name} has no encoder that a decoder reads")
+    graph = as_graph(spec_or_graph)
+    problems = unread_source(graph, source_len)
+    length = length_of(graph, max_model_len)
+    device = known_device(gpu, problems)
     numbers = {
         "batch_size": batch_size,
         "max_model_len": length,
@@ -83,20 +78,21 @@ def estimate_serving(
         "state_block_tokens": state_block_tokens,
         "gpus": gpus,
     }
-    problems += [f"{name} should be at least 1 (found {n})" for name, n in numbers.items() if n is not None and n < 1]
+    problems += below_one(numbers)
     positive = {"prefix_tokens": prefix_tokens, "workspace_bytes": workspace_bytes, "overhead_bytes": overhead_bytes}
     problems += [
         f"{name} should not be negative (found {n})" for name, n in positive.items() if n is not None and n < 0
     ]
-    if not 0 < memory_utilization <= 1:
-        problems.append(f"memory_utilization should be above 0 and at most 1 (found {memory_utilization})")
+    problems += no_share({"memory_utilization": memory_utilization})
     if prefix_tokens and not prefix_caching:
         problems.append("prefix_tokens are shared under prefix_caching only")
     if prefix_tokens > length:
         problems.append(f"prefix_tokens, {prefix_tokens:,}, are more than the {length:,} of a sequence")
     if state_block_tokens is not None and not prefix_caching:
         problems.append("state_block_tokens say how often a state is kept under prefix_caching only")
-    dtypes = [_dtype(name, text, problems) for name, text in (("dtype", dtype), ("kv_cache_dtype", kv_cache_dtype))]
+    dtypes = [
+        known_dtype(name, text, problems) for name, text in (("dtype", dtype), ("kv_cache_dtype", kv_cache_dtype))
+    ]
     sharding = None if gpus is not None and gpus < 1 else _sharding(graph, parallel, gpus, problems)
     if problems or sharding is None:
         raise SpecError([Problem(message=message, code="serve") for message in problems])
@@ -123,23 +119,6 @@ def estimate_serving(
 def _stated_block(graph: Graph) -> int:
     """Tokens a block that the spec's cache policies state; one pool has one size, so the largest."""
     return max((tokens for _, tokens in graph.policies.values() if tokens), default=DEFAULT_BLOCK_SIZE_TOKENS)
-
-
-def _device(gpu: str | Device | None, problems: list[str]) -> Device | None:
-    if gpu is None or isinstance(gpu, Device):
-        return gpu
-    try:
-        return find_device(gpu)
-    except ArchcError as error:
-        problems.append(str(error))
-        return None
-
-
-def _dtype(option: str, text: str | None, problems: list[str]) -> str | None:
-    name = None if text is None else dtype_name(text)
-    if name is not None and name not in DTYPE_BITS:
-        problems.append(f"{option} {text!r} is unknown; known: {', '.join(DTYPE_BITS)}")
-    return name
 
 
 def _sharding(graph: Graph, parallel: Parallel | None, gpus: int | None, problems: list[str]) -> Sharding | None:

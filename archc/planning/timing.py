@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from archc.errors import Problem, SpecError
 from archc.estimation.cache import CacheOptions
-from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
-from archc.expansion import expand
-from archc.graph.graph import Graph, resolve_dtype
+from archc.estimation.estimate import length_of
+from archc.expansion import Source, as_graph
+from archc.graph.graph import resolve_dtype
 from archc.ir.op import Pairs
 from archc.planning.budget import Budget, spend
 from archc.planning.flop_conventions import FORWARD_AGAIN, SOURCES, training_flops, unknown_convention
 from archc.planning.hardware import Device
+from archc.planning.options import below_one, known_device, known_dtype, no_share, unknown_word, unread_source
 from archc.planning.roofline import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, MEMORY_EFFICIENCY, Roof
 from archc.planning.sharding import Parallel, Sharding
 from archc.planning.stepping import Run, StepTime
 from archc.planning.time_conventions import TIME_CONVENTIONS
-from archc.planning.time_options import known_device, known_dtype, out_of_range, possible_sharding
+from archc.planning.time_options import possible_sharding
 from archc.planning.work import StepName
-from archc.spec.load import load_spec
-from archc.spec.schema import Spec
 from archc.units import gib, tensor_bytes
 
 STEP_TOKENS = 1 << 22
@@ -83,7 +81,7 @@ class Timing:
 
 
 def estimate_time(
-    spec_or_graph: Spec | Graph | str | PathLike[str],
+    spec_or_graph: Source,
     *,
     gpu: str | Device,
     gpus: int | None = None,
@@ -128,25 +126,25 @@ def estimate_time(
     Raises:
         ArchcError: every option that is wrong, an unknown device, a split that the model can't have, a spec with problems.
     """
-    graph = _graph(spec_or_graph)
-    length = max_model_len or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
-    problems = out_of_range(
+    graph = as_graph(spec_or_graph)
+    length = length_of(graph, max_model_len)
+    problems = below_one(
         {"batch_size": batch_size, "max_model_len": length, "source_len": source_len, "gpus": gpus, "tokens": tokens}
-        | {"micro_batch_size": micro_batch_size, "micro_batches": micro_batches},
+        | {"micro_batch_size": micro_batch_size, "micro_batches": micro_batches}
+    )
+    problems += no_share(
         {"compute_efficiency": compute_efficiency, "memory_efficiency": memory_efficiency, "mfu": mfu}
-        | {"link_efficiency": link_efficiency},
+        | {"link_efficiency": link_efficiency}
     )
     if not 0 <= overlap <= 1:
         problems.append(f"overlap should be at least 0 and at most 1 (found {overlap:g})")
-    if recompute not in FORWARD_AGAIN:
-        problems.append(f"recompute {recompute!r} is unknown; known: {', '.join(FORWARD_AGAIN)}")
-    if source_len is not None and not graph.reads_encoder:
-        problems.append(f"source_len: {graph.name} has no encoder that a decoder reads")
+    problems += unknown_word("recompute", recompute, FORWARD_AGAIN)
+    problems += unread_source(graph, source_len)
     own_dtype = known_dtype("dtype", dtype, problems)
     kv_dtype = known_dtype("kv_cache_dtype", kv_cache_dtype, problems)
     if flops_convention not in SOURCES:
         problems.append(unknown_convention(flops_convention))
-    device = known_device(gpu, hardware, problems)
+    device = known_device(gpu, problems, hardware)
     sharding = possible_sharding(graph, parallel, gpus, device, problems)
     if problems or device is None or sharding is None:
         raise SpecError([Problem(message=message, code="option") for message in problems])
@@ -182,12 +180,6 @@ def estimate_time(
         budget=spend(steps["train_step"].tokens_per_s, model, roof, sharding.parallel.ranks, recompute, tokens),
         notes=[*sharding.notes, *_notes(model_dtype, peak_dtype, device), *_too_large(sharding, model_dtype, device)],
     )
-
-
-def _graph(source: Spec | Graph | str | PathLike[str]) -> Graph:
-    if isinstance(source, Graph):
-        return source
-    return expand(source if isinstance(source, Spec) else load_spec(Path(source)))
 
 
 def _notes(model_dtype: str, peak_dtype: str, device: Device) -> list[str]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from os import PathLike
 from typing import Any
 
 from archc.errors import ArchcError, Problem, SpecError
 from archc.estimation.activations import OUTSIDE, RECOMPUTE, Recompute
-from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
+from archc.estimation.estimate import length_of
+from archc.expansion import Source, as_graph
 from archc.graph.graph import Graph
 from archc.ir.tape import Device as Kernels
 from archc.planning.context_parallel import context_problems
 from archc.planning.fitting import largest_that_fits
-from archc.planning.hardware import Device, find_device
-from archc.planning.models import open_model
+from archc.planning.hardware import Device
 from archc.planning.optimizers import OPTIMIZERS, optimizer_named
+from archc.planning.options import below_one, known_device, known_dtype, unknown_word, unread_source, with_copies
 from archc.planning.parallel import Parallel
 from archc.planning.reference_activations import FormulaByStages, formula_problems
 from archc.planning.schedules import SCHEDULES, Schedule
@@ -25,9 +25,6 @@ from archc.planning.training_activations import KeptByStages, StageActivations
 from archc.planning.training_loss import loss_bytes
 from archc.planning.training_memory import RankMemory, Training, TrainingOptions
 from archc.planning.training_weights import WeightOptions, weight_bytes
-from archc.spec.near import listed, nearest
-from archc.spec.schema import Spec
-from archc.units import DTYPE_BITS, dtype_name
 
 TRAINED_DTYPES = ("float64", "float32", "bfloat16", "float16")
 """dtypes in which weights are trained and gradients are summed."""
@@ -40,7 +37,7 @@ MOST_MICRO_BATCH = 1 << 16
 
 
 def estimate_training(
-    spec_or_graph: Spec | Graph | str | PathLike[str],
+    spec_or_graph: Source,
     *,
     micro_batch_size: int = 1,
     micro_batches: int | None = None,
@@ -74,7 +71,7 @@ def estimate_training(
         ArchcError: the spec has problems.
         SpecError: an option or a cut can't be; every reason is listed.
     """
-    graph = open_model(spec_or_graph).graph
+    graph = as_graph(spec_or_graph)
     problems: list[str] = []
     given: dict[str, Any] = {
         "micro_batch_size": micro_batch_size,
@@ -83,13 +80,14 @@ def estimate_training(
         "source_len": source_len,
         "loss_chunk": loss_chunk,
         "virtual_stages": virtual_stages,
+        "gpus": gpus,
     }
-    length = max_model_len or graph.max_position_embeddings or DEFAULT_LENGTH_TOKENS
-    split = _split(parallel, gpus, problems)
-    device = _device(gpu, problems)
+    length = length_of(graph, max_model_len)
+    split = with_copies(parallel or Parallel(), gpus, problems)
+    device = known_device(gpu, problems)
     options = TrainingOptions(
-        dtype=_dtype("dtype", dtype or graph.dtype, problems),
-        grad_dtype=None if grad_dtype is None else _dtype("grad_dtype", grad_dtype, problems),
+        dtype=known_dtype("dtype", dtype or graph.dtype, problems, TRAINED_DTYPES) or "float32",
+        grad_dtype=known_dtype("grad_dtype", grad_dtype, problems, TRAINED_DTYPES),
         optimizer=optimizer,
         master_weights=master_weights,
         zero=zero,
@@ -251,46 +249,10 @@ def _times(runs: list[StageActivations], in_flight: int, outside_in_flight: int)
     return {OUTSIDE: outside, **found} if outside else found
 
 
-def _split(parallel: Parallel | None, gpus: int | None, problems: list[str]) -> Parallel:
-    """The stated split, with as many copies as the devices hold where dp is 1."""
-    split = parallel or Parallel()
-    if gpus is None or gpus == split.ranks:
-        return split
-    if gpus < 1:
-        problems.append(f"gpus should be at least 1 (found {gpus})")
-        return split
-    if split.dp == 1 and split.ranks > 0 and gpus % split.ranks == 0:
-        return replace(split, dp=gpus // split.ranks)
-    problems.append(f"{split} takes {split.ranks:,} ranks, not {gpus:,} gpus")
-    return split
-
-
-def _device(gpu: str | Device | None, problems: list[str]) -> Device | None:
-    if gpu is None or isinstance(gpu, Device):
-        return gpu
-    try:
-        return find_device(gpu)
-    except ArchcError as error:
-        problems.append(f"gpu: {error}")
-        return None
-
-
-def _dtype(option: str, text: str, problems: list[str]) -> str:
-    name = dtype_name(text)
-    if name not in TRAINED_DTYPES:
-        why = "is no dtype that training sums gradients in" if name in DTYPE_BITS else "is unknown"
-        problems.append(f"{option}: {text!r} {why}; known: {listed(TRAINED_DTYPES)}")
-        return "float32"
-    return name
-
-
 def _option_problems(graph: Graph, options: TrainingOptions, given: dict[str, Any]) -> Iterator[str]:
     """What is wrong with an option by itself."""
-    for name, value in given.items():
-        if value is not None and value < 1:
-            yield f"{name} should be at least 1 (found {value})"
-    if given["source_len"] is not None and not graph.reads_encoder:
-        yield f"source_len: {graph.name} has no encoder that a decoder reads"
+    yield from below_one(given)
+    yield from unread_source(graph, given["source_len"])
     try:
         optimizer_named(options.optimizer)
     except ArchcError as error:
@@ -301,9 +263,7 @@ def _option_problems(graph: Graph, options: TrainingOptions, given: dict[str, An
         ("activations", options.activations, ACTIVATIONS),
     )
     for name, value, known in words:
-        if value not in known:
-            near = nearest(value, known)
-            yield f"{name}: {value!r} is unknown; known: {listed(known)}" + (f". Did you mean {near}?" if near else "")
+        yield from unknown_word(name, value, known)
     if options.activations == "megatron":
         yield from formula_problems(graph)
     if options.zero not in range(4):

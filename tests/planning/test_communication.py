@@ -179,7 +179,7 @@ def test_every_wrong_option_is_told_at_once():
         "compute_efficiency should be above 0 and at most 1 (found 1.1)",
         "mfu should be above 0 and at most 1 (found 0)",
         "overlap should be at least 0 and at most 1 (found 2)",
-        "recompute 'some' is unknown; known: none, selective, full",
+        "recompute: 'some' is unknown; known: none, selective and full",
         "tokens should be at least 1 (found 0)",
         "device 'h20' is unknown. Did you mean h200-sxm?",
         "heads of attn (layers.0 and 31 others) can't be cut into 5 (tp)",
