@@ -9,12 +9,13 @@ import click
 from archc.cli.table import print_heading, print_pairs, print_table
 from archc.planning.paged import Group
 from archc.planning.rank_cache import KindCache, plain
+from archc.planning.serving import OVERHEAD_BYTES
 from archc.planning.serving_memory import Serving, StageMemory
 from archc.units import gib
 
 RUNTIMES = {
-    "paged": "a paged runtime",
-    "tensors": "archc's runtimes, one tensor a state",
+    "paged": "blocks of a paged runtime",
+    "tensors": "tensors of archc's runtimes",
     "ideal": "no rounding at all",
 }
 
@@ -26,7 +27,7 @@ def print_found(found: Serving) -> None:
     click.secho(f"{found.name}, served", bold=True, nl=False)
     click.echo(
         f": {options.dtype}{cache_dtype}, {_counted(options.batch_size, 'sequence')} of "
-        f"{_counted(options.max_model_len, 'token')} on {_where(found)}"
+        f"{_counted(options.max_model_len, 'token')}{_source(found)} on {_where(found)}"
     )
     _print_kinds(found)
     _print_stages(found)
@@ -41,6 +42,11 @@ def print_found(found: Serving) -> None:
             print_heading(heading)
             for line in lines:
                 _wrapped(line)
+
+
+def _source(found: Serving) -> str:
+    source = found.options.source_len
+    return "" if source is None else f", which read {_counted(source, 'token')} of an encoder,"
 
 
 def _where(found: Serving) -> str:
@@ -62,7 +68,11 @@ def _print_kinds(found: Serving) -> None:
         )
     if found.parallel.ranks > 1:
         for kind in found.kinds:
-            _wrapped(f"{kind.name}: {'; '.join(kind.held)}")
+            names: dict[str, list[str]] = {}
+            for name, _, held in (line.partition(": ") for line in kind.held):
+                names.setdefault(held, []).append(name)
+            said = [f"{', '.join(those)}: {held}" for held, those in names.items()]
+            _wrapped(f"{kind.name}: {'; '.join(said)}")
 
 
 def _kind_row(kind: KindCache) -> tuple[str, ...]:
@@ -82,19 +92,20 @@ def _kind_row(kind: KindCache) -> tuple[str, ...]:
 
 def _print_stages(found: Serving) -> None:
     print_heading("memory of one rank" + (", by stage" if len(found.stages) > 1 else ""))
-    columns = ("stage", "layers", "weights", "workspace", "overhead", "cache: used", "tensors", "paged", "total, paged")
+    columns = ("stage", "layers", "weights", "workspace", "cache: used", "tensors", "paged", "total, paged")
     print_table(columns, [_stage_row(stage) for stage in found.stages], left=0)
     workspace = max((stage.workspace for stage in found.stages if stage.workspace), key=lambda w: w.bytes, default=None)
     if workspace is None:
         click.echo("  workspace: as stated")
     else:
+        logits = f", and {_counted(workspace.rows, 'row')} of logits, {gib(workspace.logits_bytes)}"
         click.echo(
-            f"  workspace: values alive while {workspace.tokens:,} tokens are read, {gib(workspace.activation_bytes)}, and "
-            f"{_counted(workspace.rows, 'row')} of logits, {gib(workspace.logits_bytes)}"
+            f"  workspace: values alive while {_counted(workspace.tokens, 'token')} are read, {gib(workspace.activation_bytes)}"
+            f"{logits if workspace.rows else ''}"
         )
-    click.echo(
-        f"  overhead: an assumption for what a runtime itself takes on a device ({gib(found.options.overhead_bytes)})"
-    )
+    overhead = found.options.overhead_bytes
+    assumed = "an assumption for what a runtime itself takes on a device" if overhead == OVERHEAD_BYTES else "as stated"
+    click.echo(f"  overhead: {gib(overhead)}, {assumed}")
     names = ("weight_bytes", "used_bytes", "paged_bytes", "total_bytes")
     labels = ("weights", "cache used", "cache paged", "total, paged")
     pairs = [
@@ -108,7 +119,6 @@ def _stage_row(stage: StageMemory) -> tuple[str, ...]:
     sizes = (
         stage.weight_bytes,
         stage.workspace_bytes,
-        stage.overhead_bytes,
         stage.used_bytes,
         stage.allocated_bytes,
         stage.paged_bytes,
@@ -133,7 +143,7 @@ def _print_pages(found: Serving) -> None:
     alike: dict[tuple[str, ...], list[int]] = {}
     for group in pages.groups:
         alike.setdefault(row(group), []).append(sum(group.layers))
-    columns = ("mixer", "type", "groups", "layers", "window", "tokens/block", "page B", "of it used", "blocks/sequence")
+    columns = ("mixer", "type", "groups", "layers", "window", "tokens/block", "page B", "used", "blocks/sequence")
     rows = [
         (*cells[:2], f"{len(layers):,}", f"{sum(layers):,}", *cells[2:-1], _each(cells[-1], len(layers)))
         for cells, layers in alike.items()
@@ -152,8 +162,10 @@ def _print_pages(found: Serving) -> None:
             f"{_counted(pages.request_blocks(length, source_tokens=source), 'block')}",
         ),
     ]
+    if beside := pages.beside_bytes[worst.index]:
+        pairs.insert(1, ("beside the blocks, a sequence", f"{beside:,} B"))
     print_pairs(pairs)
-    if worst.unmanaged_bytes and worst.used_bytes < worst.unmanaged_bytes:
+    if worst.unmanaged_bytes and worst.paged_bytes < worst.unmanaged_bytes:
         waste = 1 - worst.used_bytes / worst.unmanaged_bytes
         back = 1 - worst.paged_bytes / worst.unmanaged_bytes
         _wrapped(
@@ -161,10 +173,11 @@ def _print_pages(found: Serving) -> None:
             f"read; groups give back {back:.2%}"
         )
     if pool := found.pool:
-        click.echo(
-            f"  pool: {gib(pool.bytes)}, {pool.blocks:,} blocks, {pool.concurrency:,.2f} sequences of {length:,} tokens a copy; "
-            f"one of one token takes {pool.least_request_share:.3%} of it"
+        blocks = (
+            f"{_counted(pool.blocks, 'block')}, {pool.concurrency:,.2f} sequences of {length:,} tokens a copy; one of one token "
+            f"takes {pool.least_request_share:.3%} of it"
         )
+        click.echo(f"  pool: {f'{gib(pool.bytes)}, {blocks}' if pool.blocks else 'no room for a block'}")
 
 
 def _print_fits(found: Serving) -> None:
@@ -172,13 +185,11 @@ def _print_fits(found: Serving) -> None:
         return
     options = found.options
     budget = gib(int(found.device.memory_bytes * options.memory_utilization))
-    print_heading(f"what fits: {options.memory_utilization:g} of {gib(found.device.memory_bytes)} a device, {budget}")
-    columns = (
-        "cache in",
-        f"sequences of {options.max_model_len:,} tokens",
-        f"tokens, {options.batch_size:,} at once",
-        "one more is too much for",
+    print_heading(
+        f"what fits in {options.memory_utilization:g} of {gib(found.device.memory_bytes)} a device, {budget}: sequences of "
+        f"{options.max_model_len:,} tokens, or tokens of {_counted(options.batch_size, 'sequence')}"
     )
+    columns = ("cache in", "sequences", "tokens each", "one more is too much for")
     rows = [
         (RUNTIMES[name], _most(fit.max_batch), _most(fit.max_length_tokens), fit.limit)
         for name, fit in found.fits.items()

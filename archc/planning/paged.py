@@ -130,8 +130,11 @@ class Pages:
         )
 
     def batch_blocks(self, batch: int, tokens: int, *, source_tokens: int = 0, prefix_tokens: int = 0) -> int:
-        """Blocks of a batch whose sequences begin with the same ``prefix_tokens``, kept once."""
-        shared = sum(group.shared_blocks(min(prefix_tokens, tokens), self.cp) for group in self.groups)
+        """Blocks of a batch whose sequences begin with the same ``prefix_tokens``, kept once.
+
+        Each has a last token of its own to go on from (``max_cache_hit_length`` in ``get_computed_blocks``).
+        """
+        shared = sum(group.shared_blocks(min(prefix_tokens, tokens - 1), self.cp) for group in self.groups)
         return batch * (self.request_blocks(tokens, source_tokens=source_tokens) - shared) + shared
 
     def batch_bytes(

@@ -162,7 +162,7 @@ def _add(kind: KindCache, here: KindCache, placed: ShardedState, options: CacheO
 def _held(placed: ShardedState) -> str:
     if placed.copies > 1:
         return f"each piece on {placed.copies} ranks ({placed.why})"
-    return "one piece a rank"
+    return f"one piece a rank, some of it on several ({placed.why})" if placed.why else "one piece a rank"
 
 
 def _type(placed: ShardedState) -> tuple[CacheType, int | None]:

@@ -8,7 +8,15 @@ from archc.planning.paged import plan_pages
 from archc.planning.rank_cache import cache_bytes, layer_caches
 from archc.planning.serving_memory import ServingOptions
 from archc.planning.sharding import Sharding, Stage
-from archc.planning.workspace import Activations, Workspace, logits_bytes
+from archc.planning.workspace import (
+    Activations,
+    Reading,
+    Workspace,
+    logits_bytes,
+    logits_rows,
+    read_at_once,
+    source_read_at_once,
+)
 from archc.units import tensor_bytes
 
 
@@ -46,18 +54,19 @@ class Need:
         )
         calls = {call.name: call for call in graph.root.calls()}
         self._calls = [[calls[name] for name in stage.layers] for stage in sharding.stages]
-        self._peaks: dict[int, list[int]] = {}
+        self._peaks: dict[tuple[Reading, Reading], list[int]] = {}
 
     def workspace(self, index: int, batch: int, tokens: int) -> Workspace:
-        """Tokens of the batch that are read at once, and a row of logits a sequence."""
-        at_once = min(self.options.prefill_tokens, batch * tokens)
-        if at_once not in self._peaks:
-            source = min(self.options.prefill_tokens, self.cache_options.source_len)
-            activations = Activations(self.parallel, self.options.dtype, at_once, source)
-            self._peaks[at_once] = [activations.peak_bytes(calls) for calls in self._calls]
-        is_last = index == len(self._calls) - 1
-        logits = logits_bytes(self.graph, self.options.dtype, batch) if is_last else 0
-        return Workspace(self._peaks[at_once][index], logits, at_once, batch if is_last else 0)
+        """Values of what is read at once, and logits on the last stage."""
+        prefill, dtype = self.options.prefill_tokens, self.options.dtype
+        reading = read_at_once(self.graph, prefill, batch, tokens)
+        source = source_read_at_once(prefill, batch, self.cache_options.source_len)
+        if (reading, source) not in self._peaks:
+            activations = Activations(self.parallel, dtype, reading, source)
+            self._peaks[reading, source] = [activations.peak_bytes(self.graph.root, calls) for calls in self._calls]
+        rows = logits_rows(self.graph, batch, reading) if index == len(self._calls) - 1 else 0
+        logits = logits_bytes(self.graph, dtype, rows)
+        return Workspace(self._peaks[reading, source][index], logits, reading.tokens, rows)
 
     def beside_cache(self, index: int, batch: int, tokens: int) -> int:
         """Weights, workspace and overhead."""

@@ -72,7 +72,10 @@ class ShardedParam:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ShardedState:
-    """A state of one stage, likewise; ``local`` is the piece that one rank keeps, with symbolic sizes."""
+    """A state of one stage, likewise; ``local`` is the piece that one rank keeps, with symbolic sizes.
+
+    With one copy, ``why`` speaks of a part of the piece that other ranks have too.
+    """
 
     state: State
     local: State
@@ -250,17 +253,17 @@ class _Cutter:
         )
 
     def state(self, scope: _Scope, path: str, node: Node, role: str, state: State) -> ShardedState:
-        factor, held = 1, self.parallel.tp
+        held, few = self.parallel.tp, False
 
         def cut(size: int, axis: str | None) -> int:
-            nonlocal factor, held
+            nonlocal held, few
             ways, copies = self._ways(scope, size, axis, is_expert=False)
             if axis is not None:
-                factor, held = max(factor, ways), min(held, copies)
+                held, few = min(held, copies), few or copies > 1
             return self._local(size, axis, ways)
 
         local = node.op.cut_state(role, state, cut, [value.type for value in node.inputs])
-        why = "" if held == 1 else "all heads read it" if not any(state.axes) else _few_heads(scope, self.parallel.tp)
+        why = _few_heads(scope, self.parallel.tp) if few else "all heads read it" if held > 1 else ""
         if self.parallel.cp > 1:
             if state.growth == "append" and state.token_dim is not None:
                 local = _cut_tokens(local, state.token_dim, self.parallel.cp)
@@ -296,7 +299,7 @@ class _Cutter:
             return tp, 1
         units = scope.units(axis, size)
         if axis == "kv_heads" and units < tp and tp % units == 0:
-            self._notes[f"{units} kv_heads of {scope.kind} on tp {tp}: each is held by {tp // units} ranks"] = None
+            self._notes[f"{_kv_heads(units)} of {scope.kind} on tp {tp}: each is held by {tp // units} ranks"] = None
             return units, tp // units
         self._divides(scope, units, axis, tp, "tp")
         return tp, 1
@@ -316,7 +319,11 @@ class _Cutter:
 
 
 def _few_heads(scope: _Scope, tp: int) -> str:
-    return f"{scope.units('kv_heads', 1)} kv_heads on {tp} ranks"
+    return f"{_kv_heads(scope.units('kv_heads', 1))} on {tp} ranks"
+
+
+def _kv_heads(count: int) -> str:
+    return "1 kv_head" if count == 1 else f"{count:,} kv_heads"
 
 
 def _cut_tokens(state: State, dim: int, ways: int) -> State:

@@ -288,6 +288,15 @@ def test_prefix_sharing_keeps_whole_blocks_once_and_one_more_state_a_sequence():
     assert shared.batch_blocks(10, 8000) == 10 * shared.request_blocks(8000)
 
 
+def test_a_prompt_that_is_all_prefix_still_has_a_last_block_of_its_own():
+    """vLLM's ``max_cache_hit_length`` is one token less than there are, since the last one gives the logits."""
+    pages = pages_of("llama-3-8b", prefix_caching=True, prefix_tokens=1024)
+    assert pages.batch_blocks(64, 1024, prefix_tokens=1024) == 63 + 64
+    assert pages.batch_blocks(64, 1025, prefix_tokens=1024) == 64 + 64
+    counts = [pages.batch_blocks(64, tokens, prefix_tokens=1024) for tokens in range(1, 1100)]
+    assert counts == sorted(counts)
+
+
 def test_a_state_a_block_is_what_a_stated_mamba_block_size_asks_for():
     """vLLM's ``mamba_cache_mode`` "all": blocks are common multiples of both, and each block keeps a state."""
     pages = pages_of("kimi-linear-48b-a3b", prefix_caching=True, state_block_tokens=256)

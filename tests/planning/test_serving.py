@@ -64,12 +64,12 @@ def test_the_workspace_holds_the_widest_values_of_a_layer_and_the_logits():
     found = estimate_serving("llama-3-8b", batch_size=4, max_model_len=8192, prefill_tokens=2048)
     workspace = found.stages[0].workspace
     assert workspace is not None
-    # While gate and up meet: three tensors of 14,336 channels, and the residual.
-    assert workspace.activation_bytes == 2048 * 2 * (3 * 14_336 + 4096)
+    # While gate and up meet: three tensors of 14,336 channels, the residual, and float32 tables of 64 angles for all layers.
+    assert workspace.activation_bytes == 2048 * (2 * (3 * 14_336 + 4096) + 2 * 64 * 4)
     assert workspace.logits_bytes == 4 * 128_256 * (2 + 4)
     half = estimate_serving("llama-3-8b", max_model_len=8192, prefill_tokens=2048, parallel=Parallel(tp=2)).stages[0]
     assert half.workspace is not None
-    assert half.workspace.activation_bytes == 2048 * 2 * (3 * 14_336 // 2 + 4096)
+    assert half.workspace.activation_bytes == 2048 * (2 * (3 * 14_336 // 2 + 4096) + 2 * 64 * 4)
 
 
 def test_routed_experts_keep_a_row_a_token_and_expert():
@@ -228,3 +228,41 @@ def test_bad_options_end_in_2_with_every_reason():
     assert run("llama-3-8b", "--serve", "--workspace", "2G")[0] == 2
     assert run("llama-3-8b", "--serve", "--gpu-memory-utilization", "1.5")[0] == 2
     assert run("llama-3-8b", "--serve", "--explain", "cache.used_bytes")[0] == 2
+
+
+def test_where_nothing_is_kept_the_whole_batch_is_read_at_once():
+    (bert,) = estimate_serving("bert-base-uncased", batch_size=32, max_model_len=512).stages
+    assert bert.workspace is not None
+    # The residual, the channels before and behind gelu, and the padding mask in int64.
+    assert bert.workspace.activation_bytes == 32 * 512 * (2 * (768 + 2 * 3072) + 8)
+    assert (bert.workspace.tokens, bert.workspace.rows) == (32 * 512, 0)
+    (vit,) = estimate_serving("vit-base-patch16-224", batch_size=16).stages
+    assert vit.workspace is not None
+    assert vit.workspace.activation_bytes == 16 * 197 * 2 * (768 + 2 * 3072)
+    assert vit.workspace.logits_bytes == 16 * 1000 * 2
+    (masked,) = estimate_serving("modernbert-base", batch_size=3, max_model_len=100).stages
+    assert masked.workspace is not None
+    assert masked.workspace.logits_bytes == 3 * 100 * 50_368 * 2
+    assert estimate_serving("bert-base-uncased", gpu="l40s", max_model_len=512).fits["paged"].limit == "the workspace"
+
+
+def test_texts_of_an_encoder_are_read_whole_and_their_scores_are_kept_for_all_layers():
+    def activations(batch: int) -> int:
+        (stage,) = estimate_serving("t5-base", batch_size=batch, max_model_len=1, source_len=4096).stages
+        assert stage.workspace is not None
+        return stage.workspace.activation_bytes
+
+    # 8,192 tokens are two texts, and what is added to scores has the padding of each in it: (texts, 12, 4096, 4096). A third
+    # one waits: of it the decoder has an id and a position.
+    def least(texts: int) -> int:
+        return texts * (12 * 4096 * 4096 * 2 + 4096 * 2 * (768 + 2 * 3072))
+
+    assert least(1) <= activations(1) < least(1) * 1.01
+    assert least(2) <= activations(2) == activations(3) - 2 * 8 < least(2) * 1.01
+
+
+def test_a_step_reads_a_token_of_every_sequence_at_least():
+    found = estimate_serving("llama-3-8b", batch_size=1000, max_model_len=100, prefill_tokens=10).stages[0].workspace
+    assert found is not None
+    assert found.tokens == 1000
+    assert found.activation_bytes == 1000 * (2 * (3 * 14_336 + 4096) + 2 * 64 * 4)
