@@ -28,7 +28,8 @@ class LearnedPositions(nn.Module):
         Raises:
             ValueError: a position has no row; padding counts. On a GPU, where looking costs a wait, torch says it its way.
         """
-        watched = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+        # Tensors of other types, as torch's fake ones, have no numbers to look at.
+        watched = type(positions) is Tensor and positions.device.type == "cpu" and not torch.compiler.is_compiling()
         if watched and positions.numel() and int(positions[:, -1].max()) >= self.num_positions:
             raise ValueError(
                 f"position {int(positions.max())} has no row: positions are learned up to max_position_embeddings, "
