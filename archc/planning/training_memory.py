@@ -24,7 +24,7 @@ CONVENTIONS: dict[str, str] = {
     ),
     "gathered": (
         "under zero 3: two layers that follow each other, the largest two, and what stands outside of layers; gradients in "
-        "flight, under zero 2 and 3: the largest layer's, before they are shared out"
+        "flight, under zero 2 and 3: one layer's, and those of another, or of what stands outside, on their way to be shared out"
     ),
     "gradients": (
         "all there while activations are most: so it is from a step's second micro-batch on, and an upper bound where there is "

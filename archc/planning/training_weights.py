@@ -11,7 +11,7 @@ ranks hold fewer and pad. What is counted is the first rank, which holds the mos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -108,9 +108,14 @@ def weight_bytes(stages: list[Stage], parallel: Parallel, options: WeightOptions
                 _add(found, piece, parallel, options, rank)
     found.optimizer += options.optimizer.shared_bytes
     if options.zero >= 2:
-        layers = list(_layer_bytes(stages, options))
-        outside = sum(_whole_bytes(piece, options) for stage in stages for piece in stage.params if not piece.layer)
-        found.gradients_in_flight = max([*layers, outside], default=0)
+        layers = list(_layer_bytes(stages, options.param_dtype))
+        outside = _outside_bytes(stages, options.param_dtype)
+        # One layer's gradients, and those of the layer behind it on their way to be shared out.
+        on_their_way = [
+            *_layer_bytes(stages, options.gradient_dtype),
+            _outside_bytes(stages, options.gradient_dtype),
+        ]
+        found.gradients_in_flight = max(layers, default=0) + max(on_their_way)
         if options.zero == 3:
             # FSDP2 gathers the next layer while this one runs, and keeps what stands outside of layers.
             pairs = [a + b for a, b in pairwise(layers)] or layers
@@ -146,17 +151,21 @@ def _add(found: WeightBytes, piece: ShardedParam, parallel: Parallel, options: W
     found.by_layer[layer] = found.by_layer.get(layer, 0) + parameters
 
 
-def _whole_bytes(piece: ShardedParam, options: WeightOptions) -> int:
-    """A weight as its layer computes with it."""
-    return tensor_bytes(piece.elements, options.param_dtype(piece)) if piece.param.trainable else 0
+def _whole_bytes(piece: ShardedParam, dtype: Callable[[ShardedParam], str]) -> int:
+    """A weight that is trained, or its gradient, before it is cut by ZeRO."""
+    return tensor_bytes(piece.elements, dtype(piece)) if piece.param.trainable else 0
 
 
-def _layer_bytes(stages: list[Stage], options: WeightOptions) -> Iterator[int]:
+def _outside_bytes(stages: list[Stage], dtype: Callable[[ShardedParam], str]) -> int:
+    return sum(_whole_bytes(piece, dtype) for stage in stages for piece in stage.params if not piece.layer)
+
+
+def _layer_bytes(stages: list[Stage], dtype: Callable[[ShardedParam], str]) -> Iterator[int]:
     """Bytes of each layer's whole weights, in order."""
     for stage in stages:
         sizes = dict.fromkeys(stage.layers, 0)
         for piece in stage.params:
             for prefix in piece.prefixes:
                 if prefix:
-                    sizes[prefix] += _whole_bytes(piece, options)
+                    sizes[prefix] += _whole_bytes(piece, dtype)
         yield from sizes.values()
