@@ -27,8 +27,10 @@ def print_found(found: Serving) -> None:
     click.secho(f"{found.name}, served", bold=True, nl=False)
     click.echo(
         f": {options.dtype}{cache_dtype}, {_counted(options.batch_size, 'sequence')} of "
-        f"{_counted(options.max_model_len, 'token')}{_source(found)} on {_where(found)}"
+        f"{_counted(options.max_model_len, 'token')} on {_where(found)}"
     )
+    if options.source_len is not None:
+        click.echo(f"  each reads {_counted(options.source_len, 'token')} of an encoder")
     _print_kinds(found)
     _print_stages(found)
     _print_pages(found)
@@ -44,14 +46,10 @@ def print_found(found: Serving) -> None:
                 _wrapped(line)
 
 
-def _source(found: Serving) -> str:
-    source = found.options.source_len
-    return "" if source is None else f", which read {_counted(source, 'token')} of an encoder,"
-
-
 def _where(found: Serving) -> str:
-    device = "" if found.device is None else f" {found.device.title}"
-    return f"{found.gpus}{device or (' rank' if found.gpus == 1 else ' ranks')} ({found.parallel})"
+    if found.device is None:
+        return "one rank" if found.gpus == 1 else f"{found.gpus:,} ranks ({found.parallel})"
+    return f"{found.gpus:,} {found.device.title} ({found.parallel})"
 
 
 def _print_kinds(found: Serving) -> None:

@@ -111,6 +111,10 @@ class Op:
 
         return state.with_shapes(local(state.used), local(state.allocated))
 
+    def empties_ring(self, role: str) -> bool:
+        """Whether a ring is emptied after as many tokens as it has rows (a chunk), rather than let go of them one by one."""
+        return False
+
     def active_elements(self, role: str, param: Param) -> int:
         """Elements of a weight that one token uses."""
         return param.elements

@@ -108,6 +108,9 @@ class Attention(Op):
         """Rows of the cache that no text exceeds: sink tokens and window, or a chunk; None where it grows."""
         return self.chunk if self.window is None else self.sink_tokens + self.window
 
+    def empties_ring(self, role: str) -> bool:
+        return self.window is None and self.chunk is not None
+
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         if not self.sinks:
             return {}

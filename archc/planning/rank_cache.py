@@ -173,7 +173,7 @@ def _type(placed: ShardedState) -> tuple[CacheType, int | None]:
         return "state", None
     if state.growth == "ring":
         rows = evaluate(state.allocated[state.token_dim], {})
-        return ("chunked" if getattr(placed.node.op, "chunk", None) == rows else "sliding"), rows
+        return ("chunked" if placed.node.op.empties_ring(placed.role) else "sliding"), rows
     return "full", None
 
 

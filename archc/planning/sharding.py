@@ -296,6 +296,10 @@ class _Cutter:
             padded = -(-size // self.vocab_multiple) * self.vocab_multiple
             if tp > 1 and padded != size:
                 self._notes[f"{scope.kind}: {size:,} rows of the vocabulary are padded to {padded:,}"] = None
+            if padded % tp and self.vocab_multiple > 1:
+                self._notes[
+                    f"{scope.kind}: {padded:,} rows of the vocabulary are cut into {tp} unevenly, which vLLM refuses"
+                ] = None
             return tp, 1
         units = scope.units(axis, size)
         if axis == "kv_heads" and units < tp and tp % units == 0:

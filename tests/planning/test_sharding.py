@@ -255,6 +255,8 @@ def test_a_vocabulary_is_padded_as_vllm_does_or_cut_as_torch_chunks():
     padded = by_name(shard(graph, Parallel(tp=4)).check())["lm_head.weight"]
     assert padded.shape == (32_064 // 4, 4096)
     chunked = by_name(shard(graph, Parallel(tp=4), vocab_multiple=1).check())["lm_head.weight"]
+    (note,) = cut("t5-base", tp=3).check().notes
+    assert note == "embed_tokens: 32,128 rows of the vocabulary are cut into 3 unevenly, which vLLM refuses"
     torch = pytest.importorskip("torch")
     assert chunked.shape[0] == len(torch.arange(32_001).chunk(4)[0])
 
