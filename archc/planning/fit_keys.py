@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from archc.errors import Problem, SpecError
 from archc.planning.sweep_parts import Key
@@ -29,9 +29,11 @@ def free_keys(free: Iterable[str] | Mapping[str, Sequence[Any]], tree: Node, fil
     """
     problems: list[Problem] = []
     keys: list[Key] = []
-    stated: Iterable[tuple[str, Any]] = (
-        free.items() if isinstance(free, Mapping) else (_parted(text, problems) for text in _texts(free))
-    )
+    stated: Iterable[tuple[str, Any]]
+    if isinstance(free, Mapping):
+        stated = cast("Mapping[str, Any]", free).items()
+    else:
+        stated = (_parted(text, problems) for text in _texts(free))
     for name, values in stated:
         if not name:
             continue
