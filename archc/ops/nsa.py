@@ -116,10 +116,10 @@ class NativeSparseAttention(Op):
         )
 
     def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> tuple[Held, Held]:
-        dims = (self.key_dim, self.key_dim, self.value_dim, self.key_dim, self.value_dim)
-        q, compress_k, compress_v, k, v = (to_heads(tape, x, dim) for x, dim in zip(inputs, dims, strict=True))
-        small_k = self._mapped(tape, compress_k, weights["key_up"], weights["key_down"])
-        small_v = self._mapped(tape, compress_v, weights["value_up"], weights["value_down"])
+        dims = (self.key_dim, self.key_dim, self.value_dim)
+        q, k, v = (to_heads(tape, x, dim) for x, dim in zip((inputs[0], *inputs[3:]), dims, strict=True))
+        small_k = self._mapped(tape, inputs[1], self.key_dim, weights["key_up"], weights["key_down"])
+        small_v = self._mapped(tape, inputs[2], self.value_dim, weights["value_up"], weights["value_down"])
         batch, heads, seq, _ = q.shape
         kv_heads = self.num_kv_heads
         sliced = is_sliced(tape, seq, batch * heads * small_k.shape[2] + batch * kv_heads * seq)
@@ -140,20 +140,18 @@ class NativeSparseAttention(Op):
         )
         o = fused(tape, q, k, v, tape.new((rows, 1, seq, seq), "bool"))
         shape = (batch, heads, seq, v.width)
-        is_view = kv_heads == 1 and not sliced and o.width == v.width
+        is_view = merges and not sliced and o.width == v.width
         selected = tape.view(o, shape) if is_view else tape.copy(o, shape)
         return joined_heads(tape, compressed), joined_heads(tape, selected, is_view=is_view)
 
-    def _mapped(self, tape: Tape, new: Held, up: Held, down: Held) -> Held:
+    def _mapped(self, tape: Tape, new: Held, width: int, up: Held, down: Held) -> Held:
         """The rows of the compressed branch: a block's rows side by side are kept, as often as blocks share them."""
-        batch, heads, seq, width = new.shape
-        assert isinstance(width, int)
+        batch, seq = new.shape[:2]
         rows = compressed_rows(seq, self.compress_block_size, self.compress_stride)
-        if tape.number(rows) == 0:
-            blocks = tape.new((batch, heads, 0, self.compress_block_size * width), new.dtype, needs_grad=True)
-            rows = 0
-        else:
-            blocks = tape.copy(new, (batch, heads, rows, self.compress_block_size * width))
+        shape = (batch, self.num_kv_heads, rows, self.compress_block_size * width)
+        # Where no block is complete, nothing is made of the new rows; the map has a gradient all the same.
+        has_rows = tape.number(rows) > 0
+        blocks = tape.copy(new, shape) if has_rows else tape.new(shape, new.dtype, needs_grad=True)
         return tape.linear(tape.of_input(tape.linear(blocks, up)), down)
 
     def _compressed(self, tape: Tape, q: Held, k: Held, v: Held) -> Held:

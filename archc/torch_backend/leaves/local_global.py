@@ -80,7 +80,9 @@ class LocalGlobalAttention(nn.Module):
         side = self.side
         rest = -tokens % side
         blocks = (tokens + rest) // side
-        q_BNCWH = functional.pad(q, (0, 0, 0, rest)).view(batch, heads, blocks, side, dim)
+        # Padded as tokens lie in memory: the kernel writes its output as queries are laid out, and nothing is copied.
+        q_BSNH = functional.pad(q.transpose(1, 2), (0, 0, 0, 0, 0, rest))
+        q_BNCWH = q_BSNH.transpose(1, 2).view(batch, heads, blocks, side, dim)
         keys, values = (
             torch.cat((_windows(x, side, rest), _rows(x, places_BG).unsqueeze(2).expand(-1, -1, blocks, -1, -1)), 3)
             for x in (k, v)

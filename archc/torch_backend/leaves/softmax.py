@@ -101,7 +101,10 @@ def attend(
             q_BNSH, k_BKTH, padded, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
         )[..., :value_width]
     if value_width > width:
-        q_BNSH, k_BKTH = (functional.pad(x, (0, value_width - width)) for x in (q_BNSH, k_BKTH))
+        # Padded as tokens lie in memory: the kernel writes its output as queries are laid out.
+        q_BNSH, k_BKTH = (
+            functional.pad(x.transpose(1, 2), (0, value_width - width)).transpose(1, 2) for x in (q_BNSH, k_BKTH)
+        )
     return functional.scaled_dot_product_attention(
         q_BNSH, k_BKTH, v_BKTV, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
