@@ -158,7 +158,6 @@ class _Estimator:
             left_out=list(self.kept.left_out),
             notes=list(self._notes()),
             device=device,
-            one_micro_batch=kept,
         )
         if device is not None:
             found.largest_micro_batch = largest_that_fits(

@@ -34,10 +34,6 @@ class StageActivations:
     working: int = 0
     gradients: int = 0
 
-    @property
-    def bytes(self) -> int:
-        return sum(self.by_layer.values())
-
 
 class KeptByStages:
     """What each stage keeps, for any size of a micro-batch. ``stages`` may be more than ``pp``, interleaved.

@@ -30,11 +30,6 @@ class LossBytes:
     working: int
     is_chunked: bool
 
-    @property
-    def peak(self) -> int:
-        """All three at once, when the loss's backward runs."""
-        return self.logits + self.saved + self.working
-
     def to_json(self) -> dict[str, Any]:
         return {
             "tokens": self.tokens,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from archc.ir.tape import Device as Kernels
 from archc.planning.hardware import Device
 from archc.planning.parallel import Parallel
-from archc.planning.training_activations import StageActivations
 from archc.planning.training_loss import LossBytes
 from archc.planning.training_weights import WeightBytes
 
@@ -198,7 +197,6 @@ class Training:
     notes: list[str]
     device: Device | None = None
     largest_micro_batch: int | None = None
-    one_micro_batch: list[StageActivations] = field(default_factory=list[StageActivations])
 
     @property
     def peak_stage(self) -> RankMemory:
