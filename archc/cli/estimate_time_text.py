@@ -30,7 +30,7 @@ def print_found(found: Timing) -> None:
     click.secho(f"{found.name}, time: an estimate, not a measurement", bold=True)
     click.echo(
         f"  {found.dtype}{cache_dtype}, {found.batch_size:,} sequence{'s' if found.batch_size > 1 else ''} of "
-        f"{found.max_model_len:,} tokens{source} on {found.parallel.ranks:,} {found.roof.device.title} ({found.parallel})"
+        f"{found.budget.model.tokens:,} tokens{source} on {found.parallel.ranks:,} {found.roof.device.title} ({found.parallel})"
     )
     _print_roof(found)
     _print_steps(found)

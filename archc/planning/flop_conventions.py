@@ -14,9 +14,9 @@ from archc.errors import ArchcError
 from archc.estimation.flops import BACKWARD
 from archc.estimation.parameters import count_parameters
 from archc.estimation.placed import Placed, Placement, place
-from archc.graph.graph import Graph
+from archc.graph.graph import LAYER, Graph
 from archc.ir.op import Pairs
-from archc.ir.size import Dim, evaluate
+from archc.ir.size import Dim, evaluate, product
 from archc.ir.values import Param
 from archc.spec.near import nearest
 
@@ -26,7 +26,10 @@ FORWARD_AGAIN = {"none": 0, "selective": 0, "full": 1}
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """FLOPs of one sequence of ``tokens`` by one convention: forward of the layers' weights, of attention, of what is outside."""
+    """FLOPs of one sequence of ``tokens`` by one convention: forward of the layers' weights, of attention, of what is outside.
+
+    ``tokens`` are those of a text, of a picture its patches, whatever length was asked for.
+    """
 
     convention: str
     tokens: int
@@ -94,8 +97,15 @@ def training_flops(
     if convention not in SOURCES:
         raise ArchcError(unknown_convention(convention))
     facts = _Facts(graph, length, length if source_len is None else source_len)
-    layers, attention, outside = _FORMULAS[convention](facts, length)
-    return ModelFlops(convention, length, layers, attention, outside)
+    tokens = evaluate(product(sequence_rows(graph)), facts.env)
+    layers, attention, outside = _FORMULAS[convention](facts, tokens)
+    return ModelFlops(convention, tokens, layers, attention, outside)
+
+
+def sequence_rows(graph: Graph) -> tuple[Dim, ...]:
+    """(batch, new rows) of the last layer: tokens of a text, patches of a picture."""
+    last = [call for call in graph.root.calls() if LAYER.match(call.name)][-1]
+    return last.outputs[0].shape[:-1]
 
 
 def unknown_convention(name: str) -> str:

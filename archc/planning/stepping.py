@@ -9,12 +9,12 @@ from typing import Any
 from archc.estimation.cache import CacheOptions
 from archc.estimation.flops import BACKWARD
 from archc.estimation.placed import Placed, place
-from archc.graph.graph import LAYER, Graph, resolve_dtype
+from archc.graph.graph import Graph, resolve_dtype
 from archc.ir.op import Pairs
 from archc.ir.size import evaluate, product
 from archc.ir.values import Body, Call, Node, Value
 from archc.planning.communication import gradients_s, hand_on_s, node_sends, send_s
-from archc.planning.flop_conventions import FORWARD_AGAIN
+from archc.planning.flop_conventions import FORWARD_AGAIN, sequence_rows
 from archc.planning.forms import OpForms, op_forms
 from archc.planning.roofline import Roof, Row, merged
 from archc.planning.sharding import Sharding, Stage
@@ -153,8 +153,7 @@ class Run:
 
     def _tokens(self, name: StepName) -> int:
         """New rows of the last layer of one copy: tokens of a text, patches of a picture."""
-        last = [call for call in self.graph.root.calls() if LAYER.match(call.name)][-1]
-        return evaluate(product(last.outputs[0].shape[:-1]), self.at(name).env)
+        return evaluate(product(sequence_rows(self.graph)), self.at(name).env)
 
 
 class _Staged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -10,7 +11,7 @@ from archc.errors import Problem, SpecError
 from archc.estimation.cache import CacheOptions
 from archc.estimation.estimate import length_of
 from archc.expansion import Source, as_graph
-from archc.graph.graph import resolve_dtype
+from archc.graph.graph import Graph, resolve_dtype
 from archc.ir.op import Pairs
 from archc.planning.budget import Budget, spend
 from archc.planning.flop_conventions import FORWARD_AGAIN, SOURCES, training_flops, unknown_convention
@@ -154,12 +155,12 @@ def estimate_time(
     each = -(-batch_size // sharding.parallel.dp)
     options = CacheOptions(model_dtype, kv_dtype, each, length, source_len or length, None)
     micro = micro_batch_size or batch_size
-    passes = micro_batches or _usual_passes(sharding.parallel, micro * length)
+    model = training_flops(graph, flops_convention, length=length, source_len=options.source_len)
+    passes = micro_batches or _usual_passes(sharding.parallel, micro * model.tokens)
     run = Run(graph, sharding, roof, options, pairs, recompute, micro, passes, overlap)
     decodes = graph.mask != "bidirectional"
     wanted: tuple[StepName, ...] = ("prefill", "decode", "train_step") if decodes else ("forward", "train_step")
     steps = {name: run.step(name) for name in wanted}
-    model = training_flops(graph, flops_convention, length=length, source_len=options.source_len)
     if mfu is not None:
         steps["train_step"] = steps["train_step"].at_share(mfu, model.per_token, roof, sharding.parallel.ranks)
     return Timing(
@@ -178,11 +179,25 @@ def estimate_time(
         parallel=sharding.parallel,
         steps=steps,
         budget=spend(steps["train_step"].tokens_per_s, model, roof, sharding.parallel.ranks, recompute, tokens),
-        notes=[*sharding.notes, *_notes(model_dtype, peak_dtype, device), *_too_large(sharding, model_dtype, device)],
+        notes=[
+            *sharding.notes,
+            *_notes(graph, length, model.tokens),
+            *_widened(model_dtype, peak_dtype, device),
+            *_too_large(sharding, model_dtype, device),
+        ],
     )
 
 
-def _notes(model_dtype: str, peak_dtype: str, device: Device) -> list[str]:
+def _notes(graph: Graph, length: int, rows: int) -> Iterator[str]:
+    if rows != length:
+        yield f"a sequence of {graph.name} has {rows:,} tokens, whatever the length"
+    elif graph.max_position_embeddings is not None and length > graph.max_position_embeddings:
+        yield f"{length:,} tokens are more than the model is made for, {graph.max_position_embeddings:,}"
+    if graph.mtp is not None:
+        yield "extra prediction layers (mtp) are left out, in training, too"
+
+
+def _widened(model_dtype: str, peak_dtype: str, device: Device) -> list[str]:
     if peak_dtype == model_dtype:
         return []
     return [f"{device.name} has no peak of {model_dtype}: products are taken at that of {peak_dtype}"]

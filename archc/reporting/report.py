@@ -12,7 +12,7 @@ from pathlib import Path
 
 from archc.errors import ArchcError, Problem, SpecError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
-from archc.planning.hardware import find_device
+from archc.planning.options import below_one, known_device, known_dtype
 from archc.planning.parallel import Parallel
 from archc.planning.serving import estimate_serving
 from archc.reporting.model import Model, default_length, model_of
@@ -65,13 +65,8 @@ def report(
         *_split_problems(parallel),
     ]
     for name, value in (("dtype", dtype), ("kv_cache_dtype", kv_cache_dtype)):
-        if value is not None and dtype_name(value) not in SPEC_DTYPES:
-            problems.append(f"{name} {value!r} is unknown; known: {', '.join(SPEC_DTYPES)}")
-    device = ""
-    try:
-        device = find_device(gpu).name if gpu else ""
-    except ArchcError as error:
-        problems.append(str(error))
+        known_dtype(name, value, problems, SPEC_DTYPES)
+    device = known_device(gpu, problems)
     if problems:
         raise SpecError([Problem(message=message, code="report") for message in problems])
     models = [_model(source, overrides) for source in sources]
@@ -82,7 +77,7 @@ def report(
         dtype=None if dtype is None else dtype_name(dtype),
         kv_cache_dtype=None if kv_cache_dtype is None else dtype_name(kv_cache_dtype),
         block_size=block_size,
-        gpu=device,
+        gpu=device.name if device else "",
         tp=parallel.tp if parallel else 1,
         pp=parallel.pp if parallel else 1,
         ep=parallel.ep if parallel else 1,
@@ -124,8 +119,7 @@ def _place_problems(sources: Sequence[Source], out: Path) -> list[str]:
 
 
 def _number_problems(batch_size: int, length: int | None, source: int | None, block: int | None) -> list[str]:
-    stated = {"batch_size": batch_size, "max_model_len": length, "source_len": source, "block_size": block}
-    return [f"{name} should be at least 1 (found {n})" for name, n in stated.items() if n is not None and n < 1]
+    return below_one({"batch_size": batch_size, "max_model_len": length, "source_len": source, "block_size": block})
 
 
 def _split_problems(parallel: Parallel | None) -> list[str]:

@@ -232,3 +232,25 @@ def test_times_of_1e15_tokens_are_finite_and_their_flops_exact():
             assert math.isfinite(one.seconds)
         assert found.budget.gpu_hours is not None
         assert math.isfinite(found.budget.gpu_hours)
+
+
+def test_a_picture_has_its_patches_whatever_length_is_asked_for():
+    plain = estimate_time("vit-base-patch16-224", gpu="h100", batch_size=64)
+    asked = estimate_time("vit-base-patch16-224", gpu="h100", batch_size=64, max_model_len=7)
+    # 197 rows of 768 channels: 12 (4 d^2 + 8 d^2) products of weights, 4 T d of attention, patches and 1,000 classes.
+    width, rows = 768, 197
+    layers = 12 * (2 * 12 * width * width + 4 * rows * width) * rows
+    whole = layers + 2 * 196 * width * width + 2 * width * 1000
+    assert plain.budget.model.training == 3 * whole
+    assert plain.steps["forward"].tokens_per_s == asked.steps["forward"].tokens_per_s
+    assert asked.budget.model.per_token == plain.budget.model.per_token == 3 * whole / rows
+    assert asked.budget.model_flops_utilization == plain.budget.model_flops_utilization < 0.7
+    assert asked.notes == ["a sequence of vit-base-patch16-224 has 197 tokens, whatever the length"]
+
+
+def test_what_a_time_leaves_out_or_stretches_is_noted():
+    assert estimate_time("gpt2", gpu="h100", max_model_len=2048).notes == [
+        "2,048 tokens are more than the model is made for, 1,024"
+    ]
+    notes = estimate_time("deepseek-v3", gpu="h100", max_model_len=4096).notes
+    assert "extra prediction layers (mtp) are left out, in training, too" in notes
