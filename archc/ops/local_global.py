@@ -80,7 +80,8 @@ class LocalGlobalAttention(Op):
         local = self._local(tape, q, k, v, places)
         if self.num_global == 0:
             # Cut off a padded text, rows of several sequences don't lie one behind the other: what follows copies them.
-            is_whole = tape.number(seq) % self.side == 0 or tape.number(batch) == 1
+            tokens = tape.number(seq)
+            is_whole = tokens % self.side == 0 or tokens == 1 or tape.number(batch) == 1
             return (tape.view if is_whole else tape.copy)(local, inputs[0].shape)
         if self.has_global_projections:
             global_q, global_k, global_v = (to_heads(tape, x, self.head_dim) for x in inputs[-3:])
