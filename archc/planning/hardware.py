@@ -27,7 +27,7 @@ PEAK_DTYPES = (*DTYPE_BITS, "tfloat32")
 
 
 def _read_by(parse: Callable[[str], int]) -> BeforeValidator:
-    return BeforeValidator(lambda value: parse(str(value)) if isinstance(value, str | int) else value)
+    return BeforeValidator(lambda value: parse(str(value)))
 
 
 Bytes = Annotated[int, Field(ge=1), _read_by(parse_bytes)]
@@ -118,24 +118,23 @@ def _folded(name: str) -> str:
 
 
 def _read(file: str) -> dict[str, Device]:
-    root, problems = read_file(file, file)
+    root, problems = read_file(file, file, "file of devices")
     found: dict[str, Device] = {}
     taken: dict[str, str] = {}
     for name, node in root.mapping.items():
         if not node.mapping:
             problems.append(problem_at(root.key_mark(name), (name,), "should be a mapping of a device's figures"))
             continue
-        try:
-            device = Device.model_validate({"(name)": name, **_written(node)})
-        except ValidationError as error:
-            problems += (_problem(root, name, one) for one in error.errors(include_url=False))
-            continue
-        problems += _odd_peaks(root, name, device)
-        for alias in (name, *device.aliases):
+        written = _written(node)
+        problems += _odd_peaks(root, name)
+        for alias in (name, *_texts(written.get("aliases"))):
             if taken.setdefault(_folded(alias), name) != name:
                 text = f"{alias!r} names {taken[_folded(alias)]}, too"
                 problems.append(problem_at(root.key_mark(name), (name,), text))
-        found[name] = device
+        try:
+            found[name] = Device.model_validate({"(name)": name, **written})
+        except ValidationError as error:
+            problems += (_problem(root, name, one) for one in error.errors(include_url=False))
     if not root.mapping:
         problems.append(Problem(message="there is no device in it", file=file))
     if problems:
@@ -155,6 +154,12 @@ def _written(node: Node) -> dict[str, Any]:
     }
 
 
+def _texts(value: Any) -> list[str]:
+    """The texts among what should be a list of them."""
+    items: list[Any] = value if isinstance(value, list) else []
+    return [item for item in items if isinstance(item, str)]
+
+
 def _problem(root: Node, name: str, error: Any) -> Problem:
     path = (name, *(step for step in error["loc"] if isinstance(step, str)))
     node = root.at(path)
@@ -168,17 +173,17 @@ def _problem(root: Node, name: str, error: Any) -> Problem:
         mark = root.key_mark(name) if parent is None else parent.key_mark(path[-1])
         return problem_at(mark, path, "unknown key", suggestion)
     text = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    text = text.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     found = (
         "" if node is None or node.mapping or "'" in text else f" (found {shortened(node.text or repr(node.plain()))})"
     )
     return problem_at(root.key_mark(name) if node is None else node.mark, path, f"{text}{found}")
 
 
-def _odd_peaks(root: Node, name: str, device: Device) -> Iterator[Problem]:
-    for dtype in device.peak_flops_per_s:
+def _odd_peaks(root: Node, name: str) -> Iterator[Problem]:
+    peaks = root.at((name, "peak_flops_per_s"))
+    for dtype, node in () if peaks is None else peaks.mapping.items():
         if dtype not in PEAK_DTYPES:
-            path = (name, "peak_flops_per_s", dtype)
             near = nearest(dtype, PEAK_DTYPES)
             hint = f"Did you mean {near}?" if near else f"Known are {', '.join(PEAK_DTYPES)}"
-            node = root.at(path)
-            yield problem_at(root.key_mark(name) if node is None else node.mark, path, "is no dtype", hint)
+            yield problem_at(node.mark, (name, "peak_flops_per_s", dtype), "is no dtype", hint)

@@ -18,17 +18,17 @@ from archc.spec.scalars import shortened
 MAX_BYTES = 1 << 20
 
 
-def read_text(text: str, file: str) -> tuple[Node, list[Problem]]:
-    """The mapping a text holds, and the mistakes that did not hinder reading on.
+def read_text(text: str, file: str, what: str = "spec") -> tuple[Node, list[Problem]]:
+    """The mapping a text holds, and the mistakes that did not hinder reading on; ``what`` is what messages call it.
 
     Raises:
         SpecError: not YAML, not a mapping, or beyond a limit.
     """
     node, problems = read_value(text, file)
     if node is None:
-        raise SpecError([*problems, Problem(message="the spec is empty", file=file, code="yaml")])
+        raise SpecError([*problems, Problem(message=f"the {what} is empty", file=file, code="yaml")])
     if not isinstance(node.value, dict):
-        problem = Problem(message="a spec is a mapping of keys to values", file=file, code="yaml")
+        problem = Problem(message=f"a {what} is a mapping of keys to values", file=file, code="yaml")
         raise SpecError([*problems, problem])
     return node, problems
 
@@ -53,7 +53,7 @@ def read_value(text: str, file: str, *, lines: bool = True) -> tuple[Node | None
     return node, composer.problems
 
 
-def read_file(path: str, file: str) -> tuple[Node, list[Problem]]:
+def read_file(path: str, file: str, what: str = "spec") -> tuple[Node, list[Problem]]:
     """As ``read_text``, for a file; ``file`` is its name in messages.
 
     Raises:
@@ -78,7 +78,7 @@ def read_file(path: str, file: str) -> tuple[Node, list[Problem]]:
         line = data.count(b"\n", 0, error.start) + 1
         message = f"not UTF-8 text (byte 0x{data[error.start]:02x})"
         raise SpecError([Problem(message=message, file=file, line=line, column=1, code="yaml")]) from None
-    return read_text(text, file)
+    return read_text(text, file, what)
 
 
 def _too_big(file: str) -> Problem:
