@@ -134,7 +134,7 @@ def test_every_problem_of_a_file_is_told_at_once_with_its_line(tmp_path: Path):
         "4:44: my-chip.peak_flops_per_s.int9: is no dtype. Did you mean int8?",
         "13:1: chip.memory: is missing",
         "14:1: CHIP: 'CHIP' names my-chip, too",
-        "14:28: CHIP.link_devices: should be at least 1 (found 0)",
+        "14:32: CHIP.link_devices: should be at least 1 (found 0)",
     ):
         assert line in told
     assert [problem.line for problem in found.value.problems] == sorted(p.line for p in found.value.problems)
