@@ -17,7 +17,7 @@ from archc.estimation.activations import OUTSIDE, SHARED, Activations, Piece, Re
 from archc.graph.graph import LAYER, Graph, join, resolve_dtype
 from archc.ir.size import Dim, ceil_div, evaluate, product
 from archc.ir.tape import Device, Storage
-from archc.ir.values import Call, Node
+from archc.ir.values import Call, Node, Value
 from archc.planning.sharding import Parallel, Stage
 from archc.planning.stages import Item, StageItems, is_stream, split_into_stages
 
@@ -60,8 +60,9 @@ class KeptByStages:
         self.places = _Places(graph, len(stages))
         self.layers = {call.name: call.body.label for call in graph.root.calls() if LAYER.match(call.name)}
         self.totals = Counter(self.layers.values())
+        tables = {value for node in _tables(graph) for value in node.outputs}
         self.streams = {
-            call.name: Piece(call.name, "", None, 1, _stream_bytes(call, dtype))
+            call.name: Piece(call.name, "", None, 1, _stream_bytes(call, tables, dtype))
             for call in graph.root.calls()
             if LAYER.match(call.name)
         }
@@ -159,8 +160,7 @@ class _Places:
         self.stages: dict[str, int] = {}
         for index, items in enumerate(split_into_stages(graph, stages).stages):
             self._place(index, items)
-        tables = [item for item in graph.root.nodes() if not any(is_stream(value) for value in item.outputs)]
-        self.tables = {_origin(item) for item in tables}
+        self.tables = {_origin(item) for item in _tables(graph)}
 
     def _place(self, index: int, items: StageItems) -> None:
         for item in (*items.before, *items.behind):
@@ -176,11 +176,21 @@ class _Places:
         return self.stages.get(piece.origin, self.last if piece.origin else 0)
 
 
-def _stream_bytes(call: Call, dtype: str) -> Dim:
+def _tables(graph: Graph) -> list[Node]:
+    """What all layers read and none is given a gradient of, or one by distance: rotations, biases, masks."""
+    given = set(graph.inputs.values())
+    return [
+        node
+        for node in graph.root.nodes()
+        if not any(is_stream(value) for value in node.outputs) or (not node.params and given.issuperset(node.inputs))
+    ]
+
+
+def _stream_bytes(call: Call, tables: set[Value], dtype: str) -> Dim:
     """What a layer is given of each token: its streams, and what earlier layers hand on."""
     total: Dim = 0
     for value in call.inputs:
-        if is_stream(value):
+        if is_stream(value) and value not in tables:
             total = total + Storage(product(value.shape), resolve_dtype(value.dtype, dtype)).bytes
     return total
 
