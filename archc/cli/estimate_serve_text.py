@@ -148,8 +148,9 @@ def _print_pages(found: Serving) -> None:
     ]
     print_table(columns, rows, left=2)
     worst = found.worst
+    of_stage = f" of stage {worst.index}" if len(found.stages) > 1 else ""
     pairs = [
-        ("a block on a rank", f"{max(pages.block_bytes):,} B"),
+        (f"a block on a rank{of_stage}", f"{pages.block_bytes[worst.index]:,} B"),
         (
             "a sequence of one token",
             f"{pages.least_bytes(worst.index):,} B in {_counted(pages.request_blocks(1, source_tokens=1), 'block')}",

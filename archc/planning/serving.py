@@ -257,7 +257,8 @@ def _replicated(sharding: Sharding) -> dict[str, list[str]]:
     found: dict[str, dict[str, None]] = {}
     for stage in sharding.stages:
         for each in stage.params:
-            if each.copies > 1 and not (each.is_expert and sharding.parallel.ep > 1):
+            shared_out = each.is_expert and sharding.parallel.ep > 1
+            if each.copies > (sharding.parallel.dp if shared_out else 1):
                 name = each.names[0] if not each.layer else f"{each.kind}: {_inner(each.names[0], each.prefixes[0])}"
                 found.setdefault(f"on {each.copies} ranks: {each.why}", {})[name] = None
     return {why: list(names) for why, names in found.items()}

@@ -131,7 +131,12 @@ def shard(graph: Graph, parallel: Parallel, *, vocab_multiple: int = VOCAB_MULTI
     staged = split_into_stages(graph, parallel.pp)
     cutter = _Cutter(parallel, vocab_multiple)
     stages = [_stage(cutter, index, items) for index, items in enumerate(staged.stages)]
-    return Sharding(parallel, stages, [*staged.problems, *cutter.problems()], [*staged.notes, *cutter.notes()])
+    notes = [*staged.notes, *cutter.notes()]
+    if parallel.ep > 1 and not any(each.is_expert for stage in stages for each in stage.params):
+        notes.append(f"ep {parallel.ep} shares nothing: there are no experts")
+    if parallel.cp > 1:
+        notes.append(f"the {parallel.cp} ranks of cp hold the same weights")
+    return Sharding(parallel, stages, [*staged.problems, *cutter.problems()], notes)
 
 
 def _stage(cutter: _Cutter, index: int, items: StageItems) -> Stage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from archc.graph.graph import LAYER, Graph
@@ -99,13 +99,17 @@ def is_stream(value: Value) -> bool:
     return len(value.shape) == 3 and value.shape[0] == BATCH
 
 
-def _shared_rows(layers: list[Call], stage_of: dict[Item, int], makers: dict[Value, Item]) -> Iterable[str]:
-    """Rows of a cache that a layer of another stage keeps can't be read."""
+def _shared_rows(layers: list[Call], stage_of: dict[Item, int], makers: dict[Value, Item]) -> Iterator[str]:
+    """Rows of a cache that a layer of another stage keeps can't be read; a reason for each layer that keeps such rows."""
+    readers: dict[str, dict[str, None]] = {}
     for call in layers:
         for value in call.inputs:
             maker = makers.get(value)
             if not isinstance(maker, Call) or not LAYER.match(maker.name) or stage_of[maker] == stage_of[call]:
                 continue
             if any("past" in str(dim) for dim in value.shape):
-                yield f"{call.name} reads rows that {maker.name} keeps on another stage (pp)"
-                break
+                readers.setdefault(maker.name, {})[call.name] = None
+    for keeper, names in readers.items():
+        first, others = next(iter(names)), len(names) - 1
+        who = f"{first} reads" if not others else f"{first} and {others} other{'s' if others > 1 else ''} read"
+        yield f"{who} rows that {keeper} keeps on another stage (pp)"

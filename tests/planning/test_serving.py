@@ -213,6 +213,24 @@ def test_the_command_prints_what_fits_and_the_same_numbers_as_json(tmp_path: Pat
     assert json.loads(data)["parameters"]["total"] > 0
 
 
+def test_tp_takes_the_devices_that_other_ranks_leave():
+    def split(*args: str) -> dict[str, int]:
+        return json.loads(run("deepseek-v3", "--serve", "--json", *args)[1])["serving"]["parallel"]
+
+    assert split("--gpus", "8", "--ep", "4") == {"tp": 8, "pp": 1, "ep": 4, "dp": 1, "cp": 1}
+    assert split("--gpus", "16", "--pp", "2") == {"tp": 8, "pp": 2, "ep": 1, "dp": 1, "cp": 1}
+    code, _, errors = run("deepseek-v3", "--serve", "--gpus", "15", "--pp", "2")
+    assert code == 2
+    assert "pp 2 takes 2 devices (tp 1 x pp 2 x dp 1 x cp 1), and gpus says 15" in errors
+    held = json.loads(run("deepseek-v3", "--serve", "--json", "--tp", "8", "--ep", "4")[1])["serving"]["replicated"]
+    assert held["on 2 ranks: experts go to 4 of 8 ranks"][0] == "moe: ffn.experts.gate_proj"
+    # Four copies of the model share these experts, each of them has a piece once.
+    assert (
+        len(json.loads(run("deepseek-v3", "--serve", "--json", "--dp", "4", "--ep", "4")[1])["serving"]["replicated"])
+        == 0
+    )
+
+
 def test_bad_options_end_in_2_with_every_reason():
     code, _, errors = run("llama-3-8b", "--serve", "--gpu", "h2o0", "--tp", "5")
     assert code == 2

@@ -120,6 +120,13 @@ def test_experts_of_several_copies_are_shared_by_ep_and_the_rest_is_not():
     assert (fewer.shape, fewer.copies) == ((64, 2048, 7168), 2)
 
 
+def test_experts_that_more_ranks_than_ep_hold_and_an_ep_without_experts_are_said():
+    experts = by_name(cut("deepseek-v3", tp=8, ep=4).check())["layers.3.ffn.experts.up_proj"]
+    assert (experts.shape, experts.copies, experts.why) == ((64, 2048, 7168), 2, "experts go to 4 of 8 ranks")
+    assert cut("llama-3-8b", tp=2, ep=2).check().notes == ["ep 2 shares nothing: there are no experts"]
+    assert cut("llama-3-8b", cp=2).check().notes == ["the 2 ranks of cp hold the same weights"]
+
+
 def test_states_of_linear_mixers_are_cut_with_their_heads():
     sharding = cut("kimi-linear-48b-a3b", tp=4).check()
     used = {each.state.name: each.local.used for each in sharding.stages[0].states}
@@ -240,7 +247,7 @@ def test_what_all_layers_read_stands_on_every_stage():
 
 def test_rows_that_another_stage_keeps_can_t_be_read():
     problems = cut("demo-yoco", pp=4).problems
-    assert problems[0] == "layers.12 reads rows that layers.11 keeps on another stage (pp)"
+    assert problems == ["layers.12 and 11 others read rows that layers.11 keeps on another stage (pp)"]
     # The first half is 11 windowed layers and the one that keeps: it ends where the second of two stages begins.
     assert cut("demo-yoco", pp=2).problems
     assert not cut("demo-yoco", pp=1).problems
