@@ -43,16 +43,26 @@ def tensor_bytes(elements: int, dtype: str) -> int:
     return -(-elements * DTYPE_BITS[dtype] // 8)
 
 
+def power(number: float, decimals: int = 2) -> str:
+    """A number too large for any prefix that people know: 2.26e33."""
+    return f"{number:.{decimals}e}".replace("e+", "e")
+
+
 def gib(count_bytes: int) -> str:
     """A byte count for people: binary units, three decimals above a KiB."""
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    if count_bytes >= 1 << 90:
+        return f"{power(count_bytes, 3)} B"
+    for exponent, letter in zip(range(8, 0, -1), "YZEPTGMK", strict=True):
+        size = 1 << (10 * exponent)
         if count_bytes >= size:
-            return f"{count_bytes / size:.3f} {unit}"
+            return f"{count_bytes / size:.3f} {letter}iB"
     return f"{count_bytes} B"
 
 
 def si(count: int) -> str:
     """A count for people: 48.12 G, 1.03 T."""
+    if count >= 10**21:
+        return power(count)
     for unit, size in (("E", 10**18), ("P", 10**15), ("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             return f"{count / size:.2f} {unit}"

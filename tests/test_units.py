@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from archc.units import MAX_NUMBER, parse_bytes, parse_count, parse_length
+from archc.units import MAX_NUMBER, gib, parse_bytes, parse_count, parse_length, si
 
 
 @pytest.mark.parametrize(
@@ -122,3 +122,14 @@ def test_a_part_of_a_token_or_byte_is_an_error():
 def test_a_unit_that_could_be_either_is_no_unit_of_bytes():
     with pytest.raises(ValueError, match=r"'2G' is no number of bytes; sizes are written as 2GB .* or 2GiB"):
         parse_bytes("2G")
+
+
+def test_what_is_printed_keeps_few_digits_however_large():
+    assert [gib(n) for n in (1000, 3 << 30, 5 << 50, (1 << 90) - 1, 1 << 90)] == [
+        "1000 B",
+        "3.000 GiB",
+        "5.000 PiB",
+        "1024.000 YiB",
+        "1.238e27 B",
+    ]
+    assert [si(n) for n in (999, 48_120_000_000, 10**20, 10**21)] == ["999", "48.12 G", "100.00 E", "1.00e21"]

@@ -13,14 +13,15 @@ from archc.planning.roofline import Row
 from archc.planning.stepping import StepTime
 from archc.planning.time_conventions import TIME_CONVENTIONS
 from archc.planning.timing import Timing
-from archc.units import gib, si
+from archc.units import gib, power, si
 
-STEPS = {
-    "forward": "forward",
-    "prefill": "prefill",
-    "decode": "decode, one token a sequence",
-    "train_step": "training step",
-}
+STEPS = {"forward": "forward", "prefill": "prefill", "decode": "decode", "train_step": "training step"}
+
+WHOLE_NUMBERS = 10**15
+"""Counts from here on have an exponent: nobody reads so many digits, and columns would not fit."""
+
+MANY = 10**9
+"""The same for rates and times, which have few digits that mean something."""
 
 
 def print_found(found: Timing) -> None:
@@ -65,13 +66,14 @@ def _print_roof(found: Timing) -> None:
                 f"{roof.bytes_per_s / 1e9:,.1f} GB/s",
             ),
             (
-                f"links, one direction ({device.link_name or device.link_devices})",
+                "links, one direction",
                 f"{device.link_bytes_per_s / 1e9:,.1f} GB/s",
                 f"{roof.link_efficiency:g}",
                 f"{device.link_bytes_per_s * roof.link_efficiency / 1e9:,.1f} GB/s",
             ),
         ],
     )
+    _wrapped(f"links: {device.link_name or 'no name'}, {device.link_devices:,} devices")
     _wrapped(f"from {roof.ridge_flops_per_byte:,.1f} FLOPs a byte on compute sets the time; source: {device.source}")
 
 
@@ -83,14 +85,14 @@ def _print_steps(found: Timing) -> None:
             (
                 STEPS[name],
                 duration(step.seconds),
-                f"{step.tokens:,}",
+                whole(step.tokens),
                 amount(step.tokens_per_s),
                 duration(step.work_s),
                 duration(waits) if waits else "-",
                 f"{step.flops_utilization:.1%}",
             )
         )
-    print_heading("steps")
+    print_heading("steps (decode: one token a sequence)" if "decode" in found.steps else "steps")
     print_table(("", "time", "tokens", "tokens/s", "work of a pass", "communication", "of the peak"), rows)
     train = found.steps["train_step"]
     extra = (
@@ -109,7 +111,7 @@ def _print_steps(found: Timing) -> None:
 def _print_parts(step: StepTime, found: Timing) -> None:
     ridge = found.roof.ridge_flops_per_byte
     print_heading(f"{STEPS[step.name]}, one rank (ridge at {ridge:,.1f} FLOPs a byte)")
-    columns = ("part", "FLOPs", "bytes", "of it weights", "states", "FLOPs/byte", "bound by", "time", "share")
+    columns = ("part", "FLOPs", "bytes", "weights", "states", "FLOPs/byte", "bound by", "time", "share")
     print_table(columns, [_part(row, step) for row in (*step.by_part, step.whole)])
 
 
@@ -122,7 +124,7 @@ def _part(row: Row, step: StepTime) -> tuple[str, ...]:
         gib(work.bytes),
         gib(work.weight_bytes),
         gib(work.state_bytes) if work.state_bytes else "-",
-        f"{work.flops_per_byte:,.1f}",
+        f"{work.flops_per_byte:,.1f}" if work.flops_per_byte < MANY else amount(work.flops_per_byte),
         f"{row.bound}{share}",
         duration(row.seconds),
         f"{row.seconds / step.work_s:.1%}",
@@ -135,15 +137,17 @@ def _print_budget(budget: Budget, found: Timing) -> None:
     _wrapped(f"{budget.model.convention}: {SOURCES[budget.model.convention]}")
     device = found.roof.device
     pairs = [
-        ("FLOPs a token", f"{budget.model.per_token:,.0f}", si(round(budget.model.per_token))),
+        ("FLOPs a token", whole(round(budget.model.per_token)), si(round(budget.model.per_token))),
         ("tokens/s, all devices", amount(budget.tokens_per_s), f"{amount(budget.tokens_per_s / budget.gpus)} each"),
         ("MFU", f"{budget.model_flops_utilization:.1%}", f"HFU {budget.hardware_flops_utilization:.1%}"),
     ]
     if budget.total_flops is not None and budget.seconds is not None and budget.gpu_hours is not None:
-        pairs.append(("FLOPs in all", f"{budget.total_flops:.4g}", ""))
-        pairs.append(("time", duration(budget.seconds), f"on {budget.gpus:,} devices"))
-        pairs.append(("device hours", f"{budget.gpu_hours:,.0f} h", ""))
-        energy = "unknown: no power is published" if budget.energy_kwh is None else f"{budget.energy_kwh:,.0f} kWh"
+        pairs.append(("FLOPs in all", power(budget.total_flops, 3), ""))
+        pairs.append(("time", duration(budget.seconds), f"on {budget.gpus:,} device{'s' if budget.gpus > 1 else ''}"))
+        pairs.append(("device hours", f"{whole(round(budget.gpu_hours))} h", ""))
+        energy = (
+            "unknown: no power is published" if budget.energy_kwh is None else f"{whole(round(budget.energy_kwh))} kWh"
+        )
         pairs.append(("energy", energy, f"{device.power_w} W each, PUE 1.0" if device.power_w else ""))
     print_pairs(pairs)
 
@@ -156,12 +160,19 @@ def duration(seconds: float) -> str:
     return f"{_digits(seconds * 1e6)} us"
 
 
+def whole(count: int) -> str:
+    """A count with all its digits, while there are few enough."""
+    return f"{count:,}" if count < WHOLE_NUMBERS else power(count, 3)
+
+
 def amount(rate: float) -> str:
     """A rate for people, with three digits at least."""
     return _digits(rate)
 
 
 def _digits(number: float) -> str:
+    if number >= MANY or 0 < number < 0.01:
+        return power(number)
     decimals = 0 if number >= 100 else 1 if number >= 10 else 2
     return f"{number:,.{decimals}f}"
 
