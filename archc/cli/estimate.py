@@ -14,10 +14,12 @@ from archc.cli.options import (
     json_option,
     max_model_len_option,
     print_json,
+    problems_of,
     set_option,
     spec_argument,
 )
 from archc.cli.plan_parts import Asked, Part, asked_parts, part_options
+from archc.errors import ArchcError, Problem, SpecError
 
 
 @click.command("estimate", cls=Command)
@@ -74,7 +76,7 @@ def command(
         )
     graph = expand(load_spec(spec, overrides))
     asked = Asked(graph, batch_size, max_model_len, source_len, dtype, kv_cache_dtype, block_size, values)
-    plans = [(part, part.estimated(asked)) for part in parts]
+    plans = list(zip(parts, _all_found(parts, asked), strict=True))
     if plans and not as_json:
         _print_plans(plans)
         return
@@ -103,6 +105,25 @@ def command(
     from archc.cli.estimate_text import print_estimate
 
     print_estimate(found)
+
+
+def _all_found(parts: list[Part], asked: Asked) -> list[Any]:
+    """What each part finds.
+
+    Raises:
+        SpecError: with the problems of all parts, each once.
+    """
+    found: list[Any] = []
+    problems: dict[str, Problem] = {}
+    for part in parts:
+        try:
+            found.append(part.estimated(asked))
+        except ArchcError as error:
+            for problem in problems_of(error):
+                problems.setdefault(str(problem), problem)
+    if problems:
+        raise SpecError(list(problems.values()))
+    return found
 
 
 def _print_plans(plans: list[tuple[Part, Any]]) -> None:

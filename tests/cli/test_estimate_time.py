@@ -218,3 +218,16 @@ def test_no_table_of_a_large_model_is_wider_than_100_columns_and_none_of_a_vast_
     pairs = 4 * 4096 * 32 * tokens * (tokens + 1) // 2
     assert told["budget"]["training_flops"] == 3 * (2 * (layers + head) * tokens + pairs)
     assert told["steps"]["train_step"]["flops"] == told["budget"]["training_flops"] << 40
+
+
+def test_what_is_wrong_with_any_part_is_told_at_once_and_each_thing_once(invoke: Invoke):
+    options = ("--gpu", "h20", "--tp", 3, "--optimizer", "adamx", "--flops-convention", "plam")
+    result = invoke("estimate", "llama-3-8b", "--serve", "--train", "--time", *options)
+    assert result.exit_code == 2
+    for text in (
+        "device 'h20' is unknown. Did you mean h200-sxm?",
+        "8 kv_heads of attn (layers.0 and 31 others) can't be cut into 3 (tp)",
+        "optimizer: 'adamx' is unknown",
+        "FLOP convention 'plam' is unknown. Did you mean palm?",
+    ):
+        assert result.stderr.count(text) == 1
