@@ -79,7 +79,8 @@ def cache_bytes(
 def layer_caches(stage: Stage, options: CacheOptions, cp: int) -> tuple[list[LayerCache], int]:
     """(what the stage's layers keep, in order; bytes a request beside them).
 
-    Small fixed rows of a layer that also keeps growing ones (a tail that waits for its block) are no pages of their own.
+    Small fixed rows of a layer that also keeps growing ones (a tail that waits for its block) are no pages of their own; a
+    recurrent state is, and where one mixer has attention beside it, both are kept as a layer of each would.
     """
     scopes: dict[tuple[tuple[str, ...], str], list[ShardedState]] = {}
     for placed in stage.states:
@@ -93,7 +94,7 @@ def layer_caches(stage: Stage, options: CacheOptions, cp: int) -> tuple[list[Lay
             by_type.setdefault(_type(placed), []).append(placed)
         growing = [key for key in by_type if key[0] != "state"]
         for key, members in by_type.items():
-            if key[0] == "state" and growing:
+            if key[0] == "state" and growing and all(each.state.role != "recurrent" for each in members):
                 beside += len(prefixes) * sum(_fixed_bytes(each.local, options) for each in members)
                 continue
             layer = LayerCache(

@@ -6,9 +6,15 @@ from fractions import Fraction
 
 import pytest
 
+from archc.estimation.cache import CacheOptions
+from archc.ir.op import Op
+from archc.ir.size import BATCH, CAPACITY, TOTAL
+from archc.ir.values import Node, State
 from archc.planning.paged import LayerCache, Pages, align_hybrid_block_size, group_size, plan_pages
 from archc.planning.parallel import Parallel
+from archc.planning.rank_cache import layer_caches
 from archc.planning.serving import estimate_serving
+from archc.planning.sharding import ShardedState, Stage
 from archc.spec.load import load_spec, loads_spec
 
 GIB = 1 << 30
@@ -295,6 +301,30 @@ def test_a_prompt_that_is_all_prefix_still_has_a_last_block_of_its_own():
     assert pages.batch_blocks(64, 1025, prefix_tokens=1024) == 64 + 64
     counts = [pages.batch_blocks(64, tokens, prefix_tokens=1024) for tokens in range(1, 1100)]
     assert counts == sorted(counts)
+
+
+def test_a_mixer_of_attention_and_a_state_side_by_side_has_pages_of_both():
+    """As vLLM lays out Falcon-H1, whose layers have both: a Mamba layer and an attention layer each."""
+    rows = State("k", (BATCH, 2, TOTAL, 64), (BATCH, 2, CAPACITY, 64), growth="append", role="kv", token_dim=2)
+    fixed = State("s", (BATCH, 4, 64, 64), (BATCH, 4, 64, 64), growth="fixed", role="recurrent", dtype="float32")
+    tail = State("t", (BATCH, 3, 64), (BATCH, 3, 64), growth="fixed", role="convolution")
+
+    def caches(*states: State) -> tuple[list[LayerCache], int]:
+        node = Node(Op(), "mix", (), (), {}, {each.name: each for each in states})
+        stage = Stage(0, ("layers.0",))
+        stage.states = [
+            ShardedState(each, each, node, each.name, "body", "mix", ("layers.0",), "mixer", 1, "") for each in states
+        ]
+        return layer_caches(stage, CacheOptions("bfloat16", None, 1, 100, 100, 16), 1)
+
+    layers, beside = caches(rows, fixed, tail)
+    assert [(each.type, each.token_bytes, each.state_bytes) for each in layers] == [
+        ("full", 2 * 64 * 2, 0),
+        ("state", 0, 4 * 64 * 64 * 4 + 3 * 64 * 2),
+    ]
+    assert beside == 0
+    layers, beside = caches(rows, tail)
+    assert ([each.type for each in layers], beside) == (["full"], 3 * 64 * 2)
 
 
 def test_a_state_a_block_is_what_a_stated_mamba_block_size_asks_for():
