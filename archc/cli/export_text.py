@@ -19,7 +19,9 @@ def print_report(report: dict[str, Any]) -> None:
     print_heading("files")
     print_pairs([(path, f"{size:,} B", gib(size)) for path, size in report["files"].items()])
     click.echo(f"  weights are {report['weight_bytes']:,} B")
-    print_heading(f"caches (capacity = {report['capacity']})")
+    print_heading(
+        f"caches (capacity = {report['capacity']}; positions up to max_model_len {report['max_model_len']:,})"
+    )
     rows: list[tuple[str, ...]] = [
         (
             cache["name"],

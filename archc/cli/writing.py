@@ -81,10 +81,13 @@ def write(
             if not streams and output is not Output.JSON:
                 _print_row(len(rows) - 1, rows[-1], output)
     total = _summed(timings)
+    length = options.get("max_model_len")
     if output is Output.JSON:
-        print_json({**told, "rows": rows, "timings": total})
+        stated = {} if length is None else {"max_model_len": length}
+        print_json({**told, **stated, "rows": rows, "timings": total})
     else:
-        _print_timings(total, ", ".join(str(value) for key, value in told.items() if key != "name"))
+        stated = [] if length is None else [f"at most {length:,} tokens a sequence"]
+        _print_timings(total, ", ".join([*(str(value) for key, value in told.items() if key != "name"), *stated]))
 
 
 def _generate(
