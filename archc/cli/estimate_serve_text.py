@@ -13,6 +13,7 @@ from archc.planning.serving import OVERHEAD_BYTES
 from archc.planning.serving_memory import Serving, StageMemory
 from archc.units import gib
 
+WIDTH = 118
 RUNTIMES = {
     "paged": "blocks of a paged runtime",
     "tensors": "tensors of archc's runtimes",
@@ -24,11 +25,13 @@ def print_found(found: Serving) -> None:
     """All of it on stdout."""
     options = found.options
     cache_dtype = f", cache {options.kv_cache_dtype}" if options.kv_cache_dtype else ""
-    click.secho(f"{found.name}, served", bold=True, nl=False)
-    click.echo(
+    head = f"{found.name}, served"
+    what = (
         f": {options.dtype}{cache_dtype}, {_counted(options.batch_size, 'sequence')} of "
         f"{_counted(options.max_model_len, 'token')} on {_where(found)}"
     )
+    click.secho(head, bold=True, nl=False)
+    click.echo(textwrap.fill(head + what, width=WIDTH, subsequent_indent="  ").removeprefix(head))
     if options.source_len is not None:
         click.echo(f"  each reads {_counted(options.source_len, 'token')} of an encoder")
     _print_kinds(found)
@@ -97,10 +100,10 @@ def _print_stages(found: Serving) -> None:
         click.echo("  workspace: as stated")
     else:
         logits = f", and {_counted(workspace.rows, 'row')} of logits, {gib(workspace.logits_bytes)}"
-        click.echo(
-            f"  workspace: values alive while {_counted(workspace.tokens, 'token')} are read, {gib(workspace.activation_bytes)}"
-            f"{logits if workspace.rows else ''}"
+        read = (
+            f"values alive while {_counted(workspace.tokens, 'token')} {'is' if workspace.tokens == 1 else 'are'} read"
         )
+        _wrapped(f"workspace: {read}, {gib(workspace.activation_bytes)}{logits if workspace.rows else ''}")
     overhead = found.options.overhead_bytes
     assumed = "an assumption for what a runtime itself takes on a device" if overhead == OVERHEAD_BYTES else "as stated"
     click.echo(f"  overhead: {gib(overhead)}, {assumed}")
@@ -176,7 +179,7 @@ def _print_pages(found: Serving) -> None:
             f"{_counted(pool.blocks, 'block')}, {pool.concurrency:,.2f} sequences of {length:,} tokens a copy; one of one token "
             f"takes {pool.least_request_share:.3%} of it"
         )
-        click.echo(f"  pool: {f'{gib(pool.bytes)}, {blocks}' if pool.blocks else 'no room for a block'}")
+        _wrapped(f"pool: {f'{gib(pool.bytes)}, {blocks}' if pool.blocks else 'no room for a block'}")
 
 
 def _print_fits(found: Serving) -> None:
@@ -209,4 +212,4 @@ def _counted(number: int, what: str) -> str:
 
 
 def _wrapped(text: str) -> None:
-    click.echo(textwrap.fill(text, width=118, initial_indent="  ", subsequent_indent="    "))
+    click.echo(textwrap.fill(text, width=WIDTH, initial_indent="  ", subsequent_indent="    "))

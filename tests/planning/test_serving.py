@@ -231,6 +231,26 @@ def test_tp_takes_the_devices_that_other_ranks_leave():
     )
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("deepseek-v4-flash", "--tp", "8", "--ep", "8", "--max-model-len", "1e15", "--batch-size", "1000000000000"),
+        ("roberta-base", "--gpu", "cpu", "--batch-size", "2", "--max-model-len", "128k"),
+        ("t5-base", "--tp", "3", "--kv-cache-dtype", "int4", "--source-len", "1", "--max-model-len", "1"),
+        ("vit-base-patch16-224", "--gpu", "rtx4090", "--pp", "12"),
+        ("nsa-demo", "--cp", "3", "--prefix-caching", "--shared-prefix", "8k", "--block-size", "7", "--gpu", "mi300x"),
+        ("jamba-v0.1", "--pp", "3", "--mamba-block-size", "7", "--prefix-caching", "--gpu", "b200", "--dtype", "fp8"),
+        ("kimi-k3", "--tp", "8", "--dp", "3", "--ep", "4", "--gpu", "h100", "--workspace", "0", "--overhead", "0"),
+    ],
+)
+def test_what_is_odd_is_printed_within_the_width_of_a_page(args: tuple[str, ...]):
+    code, text, errors = run(*args, "--serve")
+    assert code in (0, 2), errors
+    assert "Traceback" not in errors
+    assert max(map(len, text.splitlines()), default=0) <= 118
+    assert (code == 0) is not bool(errors)
+
+
 def test_bad_options_end_in_2_with_every_reason():
     code, _, errors = run("llama-3-8b", "--serve", "--gpu", "h2o0", "--tp", "5")
     assert code == 2
