@@ -12,6 +12,7 @@ from archc.graph.graph import resolve_dtype
 from archc.ir.size import evaluate, product
 from archc.ir.values import Node, Value
 from archc.planning.forms import CUT_AXES
+from archc.planning.partial_sums import gives_parts
 from archc.planning.roofline import Roof
 from archc.planning.sharding import Stage
 from archc.planning.work import Pieces, Step
@@ -21,10 +22,13 @@ Sent = dict[str, int]
 """Kind of collective -> bytes that one rank sends."""
 
 
-def node_sends(node: Node, step: Step, options: CacheOptions, pieces: Pieces, *, is_output: bool) -> Sent:
+def node_sends(
+    node: Node, step: Step, options: CacheOptions, pieces: Pieces, *, is_output: bool, is_added_later: bool = False
+) -> Sent:
     """What follows one op.
 
-    * A weight cut by tp behind which the output has no cut axis gave partial sums: they are added up (``all_reduce``).
+    * A weight cut by tp behind which the output has no cut axis gave partial sums: they are added up (``all_reduce``), unless
+      they are added to another op's first.
     * Experts that are shared out: each rank's tokens go to the ranks of their experts and back (``all_to_all``).
     * An output of the model along a cut axis is gathered (``all_gather``), in float32; a loss is taken of it as it is cut, by
       two numbers a token (Megatron-LM's cross-entropy), which count nothing.
@@ -33,8 +37,7 @@ def node_sends(node: Node, step: Step, options: CacheOptions, pieces: Pieces, *,
     """
     parallel, sent = pieces.parallel, Sent()
     sharing = parallel.cp if step.name != "decode" else 1
-    cuts = [cut for param in node.params.values() for cut in pieces.params[id(param)].cuts.values()]
-    if parallel.tp > 1 and any(name == "tp" for name, _ in cuts) and node.outputs[0].axis not in CUT_AXES:
+    if gives_parts(node, pieces) and not is_added_later:
         own = _bytes(node.outputs[0], step, options) // sharing
         sent["all_reduce"] = own * 2 * (parallel.tp - 1) // parallel.tp
     if is_output and step.name != "train_step" and parallel.tp > 1 and node.outputs[0].axis in CUT_AXES:

@@ -16,6 +16,7 @@ from archc.ir.values import Body, Call, Node, Value
 from archc.planning.communication import gradients_s, hand_on_s, node_sends, send_s
 from archc.planning.flop_conventions import FORWARD_AGAIN, sequence_rows
 from archc.planning.forms import OpForms, op_forms
+from archc.planning.partial_sums import added_with_others
 from archc.planning.roofline import Roof, Row, merged
 from archc.planning.sharding import Sharding, Stage
 from archc.planning.stages import StageItems, split_into_stages
@@ -167,6 +168,7 @@ class _Staged:
         self.sent: dict[str, float] = {}
         self.work_s, self.flops = 0.0, 0
         outputs = set(made_outputs(run.graph.outputs.values(), items))
+        self.later = added_with_others((*items.before, *items.layers, *items.behind), self.pieces)
         for placed in place(stage_graph(run.graph, items)).nodes:
             self._add(placed, run.at(name, is_last=placed.is_readout), outputs)
         if stage is not run.sharding.stages[-1]:
@@ -187,7 +189,8 @@ class _Staged:
         forward = evaluate(forms.flops[step.form], step.env)
         self.flops += forward * placed.count * (1 + (BACKWARD if is_training else 0))
         is_output = any(value in outputs for value in placed.node.outputs)
-        sends = node_sends(placed.node, step, run.options, self.pieces, is_output=is_output)
+        later = placed.node in self.later
+        sends = node_sends(placed.node, step, run.options, self.pieces, is_output=is_output, is_added_later=later)
         times = placed.count * (1 + again + is_training)
         for kind, seconds in send_s(sends, self.pieces, run.roof).items():
             self.sent[kind] = self.sent.get(kind, 0.0) + seconds * times

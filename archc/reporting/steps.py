@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from archc.estimation.placed import place
-from archc.graph.graph import LAYER, Graph
+from archc.graph.graph import Graph
 from archc.ir.size import product
 from archc.ir.values import Node, Value
 from archc.planning.communication import chosen_experts
+from archc.planning.flop_conventions import sequence_rows
 from archc.planning.forms import CUT_AXES, OpForms, op_forms
+from archc.planning.partial_sums import added_with_others, gives_parts
 from archc.planning.sharding import Sharding
 from archc.planning.stages import split_into_stages
 from archc.planning.stepping import OUTSIDE, made_outputs, stage_graph
@@ -36,28 +38,31 @@ def steps_of(graph: Graph, by_cut: list[Sharding], pool: Pool) -> dict[str, Any]
                 empty = [[0] * len(stages) for stages in splits]
                 counts.setdefault(key, empty)[split][index] += placed.count
     pieces = [pieces_of(sharding.stages[0], sharding.parallel) for sharding in by_cut]
+    later = [added_with_others(graph.root.items, each) for each in pieces]
     forms: dict[int, OpForms] = {}
     rows: dict[tuple[Any, ...], Counts] = {}
     for (number, layer, is_last), (node, is_output) in nodes.items():
         known = forms.get(number)
         if known is None:
             known = forms[number] = op_forms(node)
-        row = _op(known, pieces, pool, is_output=is_output)
+        row = _op(known, pieces, later, pool, is_output=is_output)
         if row is not None:
             merge(rows, (layer or OUTSIDE, is_last, *row), counts[number, layer, is_last])
     names = ("layer", "last", "many", "few", "rows", "ways", "shared", "values", "weights", "states", "sends")
     return {
         "ops": [dict(zip(names, key, strict=True)) | {"counts": found} for key, found in rows.items()],
-        "tokens": pool.form(product(_last_layer_output(graph).shape[:-1])),
+        "tokens": pool.form(product(sequence_rows(graph))),
         "handed_on": [
             [[_value(value, pool) for value in items.layers[-1].outputs] for items in stages[:-1]] for stages in splits
         ],
     }
 
 
-def _op(forms: OpForms, pieces: list[Pieces], pool: Pool, *, is_output: bool) -> tuple[Any, ...] | None:
+def _op(
+    forms: OpForms, pieces: list[Pieces], later: list[set[Node]], pool: Pool, *, is_output: bool
+) -> tuple[Any, ...] | None:
     node = forms.node
-    sends = _sends(node, pieces, pool, is_output=is_output)
+    sends = _sends(node, pieces, later, pool, is_output=is_output)
     is_counted = any(form != 0 for form in forms.flops.values())
     if not is_counted and not forms.states and not sends:
         return None
@@ -83,14 +88,15 @@ def _op(forms: OpForms, pieces: list[Pieces], pool: Pool, *, is_output: bool) ->
     return many, few, pool.form(forms.rows), ways, shared, values, weights, states, sends
 
 
-def _sends(node: Node, pieces: list[Pieces], pool: Pool, *, is_output: bool) -> tuple[tuple[Any, ...], ...]:
+def _sends(
+    node: Node, pieces: list[Pieces], later: list[set[Node]], pool: Pool, *, is_output: bool
+) -> tuple[tuple[Any, ...], ...]:
     """(kind of collective, elements, dtype, times, whether it is there for each of ``CUTS``)."""
     is_cut = node.outputs[0].axis in CUT_AXES
     found: list[tuple[Any, ...]] = []
     if not is_cut:
         partial = tuple(
-            any(name == "tp" for param in node.params.values() for name, _ in each.params[id(param)].cuts.values())
-            for each in pieces
+            gives_parts(node, each) and node not in waiting for each, waiting in zip(pieces, later, strict=True)
         )
         if any(partial):
             found.append(("all_reduce", *_value(node.outputs[0], pool), 1, partial))
@@ -106,7 +112,3 @@ def _sends(node: Node, pieces: list[Pieces], pool: Pool, *, is_output: bool) -> 
 
 def _value(value: Value, pool: Pool) -> tuple[int, str]:
     return pool.form(product(value.shape)), value.dtype
-
-
-def _last_layer_output(graph: Graph) -> Value:
-    return [call for call in graph.root.calls() if LAYER.match(call.name)][-1].outputs[0]

@@ -55,6 +55,33 @@ def test_tensor_parallelism_leaves_latents_and_their_cache_on_every_rank():
     assert latent(Parallel(tp=8)) == latent(Parallel()) == 70_272 * 131_072
 
 
+def reductions(name: str, tp: int) -> float:
+    """Sums over tp in one decode step of one sequence, of the model's width."""
+    found = steps(name, Parallel(tp=tp), max_model_len=1024)["decode"]
+    width = shipped(name).root.calls
+    one = next(width()).outputs[0].width * 2 * 2 * (tp - 1) // tp / NVLINK
+    return found.communication_s["all_reduce"] / one
+
+
+@pytest.mark.parametrize(
+    ("name", "sums"),
+    [
+        # The table of the vocabulary, then a layer's: attention and feed-forward one after the other.
+        ("llama-3-8b", 1 + 2 * 32),
+        # Shared and routed experts are added to each other before they are added up over ranks.
+        ("deepseek-v3", 1 + 2 * 61),
+        ("kimi-linear-48b-a3b", 1 + 2 * 27),
+        # Shared experts behind a gate, whose parts it multiplies alike.
+        ("qwen3-next-80b-a3b", 1 + 2 * 48),
+        # Attention and feed-forward beside each other (GPT-J's block).
+        ("gpt-neox-20b", 1 + 44),
+        ("command-r7b", 1 + 32),
+    ],
+)
+def test_parts_that_meet_are_added_up_over_ranks_once(name: str, sums: int):
+    assert reductions(name, 2) == pytest.approx(sums)
+
+
 def test_experts_are_reached_all_to_all_and_read_by_the_rank_that_has_them():
     batch, width, layers = 128, 7168, 58
     found = steps("deepseek-v3", Parallel(dp=16, ep=16), max_model_len=4096, batch_size=batch)["decode"]
