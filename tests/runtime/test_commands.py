@@ -38,9 +38,9 @@ def test_text_goes_to_stdout_and_rates_to_stderr(writer: Path) -> None:
 
 
 def test_a_length_is_told_as_it_was_understood(writer: Path) -> None:
-    given = ("run", writer, "--prompt", "hello", "--max-new-tokens", 2, "--max-model-len", "0.5k", *HERE)
-    assert invoke(*given).stderr.endswith(", at most 512 tokens a sequence\n")
-    assert json.loads(invoke(*given, "--json").stdout)["max_model_len"] == 512
+    given = ("run", writer, "--prompt", "hello", "--max-new-tokens", 2, "--max-model-len", "0.03125k", *HERE)
+    assert invoke(*given).stderr.endswith(", at most 32 tokens a sequence\n")
+    assert json.loads(invoke(*given, "--json").stdout)["max_model_len"] == 32
 
 
 def test_ids_are_printed_where_they_are_asked_for_or_all_there_is(ready: Callable[..., Any], writer: Path) -> None:
