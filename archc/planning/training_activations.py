@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 
 from archc.estimation.activations import OUTSIDE, SHARED, Activations, Piece, Recompute, measure_activations
 from archc.graph.graph import LAYER, Graph, join, resolve_dtype
@@ -67,11 +68,11 @@ class KeptByStages:
             if LAYER.match(call.name)
         }
 
-        def measured(mode: Recompute) -> Activations:
-            # Bytes are polynomials of the batch: one replay serves every size of a micro-batch.
+        @cache
+        def measured(mode: Recompute, batch_size: int) -> Activations:
             return measure_activations(
                 graph,
-                batch_size=1,
+                batch_size=batch_size,
                 seq_len=-(-seq_len // parallel.cp),
                 source_len=None if source_len is None else -(-source_len // parallel.cp),
                 dtype=dtype,
@@ -79,12 +80,22 @@ class KeptByStages:
                 device=kernels,
             )
 
-        self.kept = measured(recompute)
-        self.whole = self.kept if recompute == "none" else measured("none")
+        self._measured, self.recompute = measured, recompute
+        self._choose(1)
         self.left_out = self.kept.left_out
+
+    def _choose(self, batch_size: int) -> None:
+        """Bytes are polynomials of the batch: a replay of one sequence serves one, a replay of two serves every more.
+
+        Some products take heads of one sequence as they lie and copy those of several.
+        """
+        replayed = min(batch_size, 2)
+        self.kept = self._measured(self.recompute, replayed)
+        self.whole = self._measured("none", replayed)
 
     def at(self, batch_size: int) -> list[StageActivations]:
         """Each stage's bytes of a micro-batch of so many sequences."""
+        self._choose(batch_size)
         sizes = {**self.kept.sizes, "batch": batch_size}
         return [self._stage(stage, cut, sizes) for stage, cut in zip(self.stages, self.cuts, strict=True)]
 

@@ -6,6 +6,7 @@ import pytest
 
 import archc
 from archc.errors import ArchcError, SpecError
+from archc.estimation.activations import measure_activations
 from archc.ops.attention import Attention
 from archc.planning.optimizers import OPTIMIZERS
 from archc.planning.parallel import Parallel
@@ -161,6 +162,16 @@ class Silent(Attention):
 
     def saves(self, tape, inputs, weights):
         return None
+
+
+@pytest.mark.parametrize("name", ["tiny-scores", "tiny-llama", "tiny-t5"])
+@pytest.mark.parametrize("sequences", [1, 2, 5])
+def test_activations_are_the_graphs_for_one_sequence_and_for_several(name, sequences):
+    # A product takes the heads of one sequence as they lie, and copies those of several.
+    graph = archc.expand(archc.load_spec(name))
+    kept = measure_activations(graph, batch_size=sequences, seq_len=64, dtype="float32", device="cpu").bytes
+    found = estimate_training(name, micro_batch_size=sequences, max_model_len=64, kernels="cpu", dtype="float32")
+    assert only(found).activation_bytes == kept
 
 
 def test_what_an_op_can_not_say_is_named_and_not_zero():
