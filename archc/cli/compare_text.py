@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import click
 
 from archc.cli.quantities import shown
-from archc.cli.table import print_heading, print_table
+from archc.cli.table import print_heading, print_table, print_wrapped
 from archc.cli.time_options import roof_text
 from archc.planning.comparing import COMPARE_CONVENTIONS, Comparison, Row
 
@@ -34,7 +32,7 @@ def print_comparison(found: Comparison) -> None:
     print_heading("conventions")
     lines = [f"{topic}: {text}" for topic, text in COMPARE_CONVENTIONS.items()]
     for line in (*lines, *((roof_text(options),) if options.gpu else ())):
-        click.echo(textwrap.fill(line, width=118, initial_indent="  ", subsequent_indent="    "))
+        print_wrapped(line)
 
 
 def markdown(found: Comparison) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import click
 
-from archc.cli.table import print_heading, print_table
+from archc.cli.table import print_heading, print_table, print_wrapped
 from archc.estimation.complexity import COMPARED, COMPLEXITY_CONVENTIONS, Complexity, KindGrowth
 from archc.estimation.complexity_growth import BOUNDS
 from archc.units import gib, si
@@ -22,7 +20,7 @@ def print_complexity(found: Complexity) -> None:
         _print_costs(found, length)
     print_heading("conventions")
     for topic, text in COMPLEXITY_CONVENTIONS.items():
-        click.echo(textwrap.fill(f"{topic}: {text}", width=118, initial_indent="  ", subsequent_indent="    "))
+        print_wrapped(f"{topic}: {text}")
 
 
 def _print_growth(found: Complexity) -> None:

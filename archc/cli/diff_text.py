@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Mapping
 from typing import Any, cast
 
 import click
 
 from archc.cli.quantities import changed, shown
-from archc.cli.table import print_heading, print_table, ranges
+from archc.cli.table import print_heading, print_table, print_wrapped, ranges
 from archc.cli.time_options import roof_text
 from archc.planning.differences import DIFF_CONVENTIONS, Diff, PartChange, QuantityChange
 from archc.planning.structure import KeyChange
@@ -45,7 +44,7 @@ def print_diff(found: Diff) -> None:
     print_heading("conventions")
     lines = [f"{topic}: {text}" for topic, text in DIFF_CONVENTIONS.items()]
     for line in (*lines, *((roof_text(options),) if options.gpu else ())):
-        click.echo(textwrap.fill(line, width=118, initial_indent="  ", subsequent_indent="    "))
+        print_wrapped(line)
 
 
 def _print_keys(found: Diff) -> None:

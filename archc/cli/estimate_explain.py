@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import click
 
-from archc.cli.table import print_pairs, print_table
+from archc.cli.table import print_pairs, print_table, print_wrapped
 from archc.estimation.quantities import Quantity
 from archc.units import gib, si
 
@@ -19,7 +17,7 @@ def print_quantity(found: Quantity) -> None:
     click.secho(found.name, bold=True, nl=False)
     click.echo(f" = {found.value:,} {found.unit}{_short(found)}: {found.meaning}")
     if len(found.formula) < 1000:
-        click.echo(textwrap.fill(f"= {found.formula}", width=118, initial_indent="  ", subsequent_indent="    "))
+        print_wrapped(f"= {found.formula}")
     if not found.value:
         return
     click.echo()

@@ -6,14 +6,13 @@ import textwrap
 
 import click
 
-from archc.cli.table import print_heading, print_pairs, print_table
+from archc.cli.table import WIDTH, print_heading, print_pairs, print_table, print_wrapped
 from archc.planning.paged import Group
 from archc.planning.rank_cache import KindCache, plain
 from archc.planning.serving import OVERHEAD_BYTES
 from archc.planning.serving_memory import Serving, StageMemory
 from archc.units import gib
 
-WIDTH = 118
 RUNTIMES = {
     "paged": "blocks of a paged runtime",
     "tensors": "tensors of archc's runtimes",
@@ -41,12 +40,12 @@ def print_found(found: Serving) -> None:
     if found.replicated:
         print_heading("weights that several ranks hold")
         for why, names in found.replicated.items():
-            _wrapped(f"{why}: {', '.join(names)}")
+            print_wrapped(f"{why}: {', '.join(names)}")
     for heading, lines in (("notes", found.notes), ("warnings", found.warnings)):
         if lines:
             print_heading(heading)
             for line in lines:
-                _wrapped(line)
+                print_wrapped(line)
 
 
 def _where(found: Serving) -> str:
@@ -73,7 +72,7 @@ def _print_kinds(found: Serving) -> None:
             for name, _, held in (line.partition(": ") for line in kind.held):
                 names.setdefault(held, []).append(name)
             said = [f"{', '.join(those)}: {held}" for held, those in names.items()]
-            _wrapped(f"{kind.name}: {'; '.join(said)}")
+            print_wrapped(f"{kind.name}: {'; '.join(said)}")
 
 
 def _kind_row(kind: KindCache) -> tuple[str, ...]:
@@ -103,7 +102,7 @@ def _print_stages(found: Serving) -> None:
         read = (
             f"values alive while {_counted(workspace.tokens, 'token')} {'is' if workspace.tokens == 1 else 'are'} read"
         )
-        _wrapped(f"workspace: {read}, {gib(workspace.activation_bytes)}{logits if workspace.rows else ''}")
+        print_wrapped(f"workspace: {read}, {gib(workspace.activation_bytes)}{logits if workspace.rows else ''}")
     overhead = found.options.overhead_bytes
     assumed = "an assumption for what a runtime itself takes on a device" if overhead == OVERHEAD_BYTES else "as stated"
     click.echo(f"  overhead: {gib(overhead)}, {assumed}")
@@ -170,7 +169,7 @@ def _print_pages(found: Serving) -> None:
     if worst.unmanaged_bytes and worst.paged_bytes < worst.unmanaged_bytes:
         waste = 1 - worst.used_bytes / worst.unmanaged_bytes
         back = 1 - worst.paged_bytes / worst.unmanaged_bytes
-        _wrapped(
+        print_wrapped(
             f"without groups every layer keeps every token: {gib(worst.unmanaged_bytes)} a rank, of which {waste:.2%} is never "
             f"read; groups give back {back:.2%}"
         )
@@ -179,7 +178,7 @@ def _print_pages(found: Serving) -> None:
             f"{_counted(pool.blocks, 'block')}, {pool.concurrency:,.2f} sequences of {length:,} tokens a copy; one of one token "
             f"takes {pool.least_request_share:.3%} of it"
         )
-        _wrapped(f"pool: {f'{gib(pool.bytes)}, {blocks}' if pool.blocks else 'no room for a block'}")
+        print_wrapped(f"pool: {f'{gib(pool.bytes)}, {blocks}' if pool.blocks else 'no room for a block'}")
 
 
 def _print_fits(found: Serving) -> None:
@@ -209,7 +208,3 @@ def _each(blocks: str, groups: int) -> str:
 
 def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _wrapped(text: str) -> None:
-    click.echo(textwrap.fill(text, width=WIDTH, initial_indent="  ", subsequent_indent="    "))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import click
 
-from archc.cli.table import print_heading, print_pairs, print_table
+from archc.cli.table import print_heading, print_pairs, print_table, print_wrapped
 from archc.estimation.conventions import CONVENTIONS
 from archc.estimation.estimate import Estimate
 from archc.units import gib, si
@@ -32,7 +31,7 @@ def print_estimate(found: Estimate) -> None:
     _print_flops(found)
     print_heading("conventions")
     for topic, text in CONVENTIONS.items():
-        click.echo(textwrap.fill(f"{topic}: {text}", width=118, initial_indent="  ", subsequent_indent="    "))
+        print_wrapped(f"{topic}: {text}")
 
 
 def _print_parameters(found: Estimate) -> None:
@@ -162,7 +161,7 @@ def _print_flops(found: Estimate) -> None:
     )
     for step in (step for step in STEPS if step in numbers):
         text = f"{step} = {found.flops.formulas[step]}"
-        click.echo(textwrap.fill(text, width=118, initial_indent="  ", subsequent_indent="    "))
+        print_wrapped(text)
 
 
 def _count(label: str, number: int) -> tuple[str, ...]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import click
 
-from archc.cli.table import print_heading, print_pairs, print_table
+from archc.cli.table import print_heading, print_pairs, print_table, print_wrapped
 from archc.planning.budget import Budget
 from archc.planning.flop_conventions import SOURCES
 from archc.planning.roofline import Row
@@ -41,10 +39,10 @@ def print_found(found: Timing) -> None:
     if found.notes:
         print_heading("notes")
         for note in found.notes:
-            _wrapped(note)
+            print_wrapped(note)
     print_heading("conventions")
     for topic, text in TIME_CONVENTIONS.items():
-        _wrapped(f"{topic}: {text}")
+        print_wrapped(f"{topic}: {text}")
 
 
 def _print_roof(found: Timing) -> None:
@@ -73,8 +71,10 @@ def _print_roof(found: Timing) -> None:
             ),
         ],
     )
-    _wrapped(f"links: {device.link_name or 'no name'}, {device.link_devices:,} devices")
-    _wrapped(f"from {roof.ridge_flops_per_byte:,.1f} FLOPs a byte on compute sets the time; source: {device.source}")
+    print_wrapped(f"links: {device.link_name or 'no name'}, {device.link_devices:,} devices")
+    print_wrapped(
+        f"from {roof.ridge_flops_per_byte:,.1f} FLOPs a byte on compute sets the time; source: {device.source}"
+    )
 
 
 def _print_steps(found: Timing) -> None:
@@ -101,11 +101,11 @@ def _print_steps(found: Timing) -> None:
     )
     more = {"AdamW": train.optimizer_s, "bubble": train.bubble_s}
     told = [extra, *(f"{what} {duration(seconds)}" for what, seconds in more.items() if seconds)]
-    _wrapped(f"training step: {', '.join(told)}")
+    print_wrapped(f"training step: {', '.join(told)}")
     for name, step in found.steps.items():
         if step.communication_s:
             kinds = (f"{kind.replace('_', ' ')} {duration(each)}" for kind, each in step.communication_s.items())
-            _wrapped(f"communication of {STEPS[name]}: {', '.join(kinds)}")
+            print_wrapped(f"communication of {STEPS[name]}: {', '.join(kinds)}")
 
 
 def _print_parts(step: StepTime, found: Timing) -> None:
@@ -134,7 +134,7 @@ def _part(row: Row, step: StepTime) -> tuple[str, ...]:
 def _print_budget(budget: Budget, found: Timing) -> None:
     tokens = "" if budget.tokens is None else f" on {budget.tokens:,} tokens"
     print_heading(f"training{tokens}, FLOPs by {budget.model.convention}")
-    _wrapped(f"{budget.model.convention}: {SOURCES[budget.model.convention]}")
+    print_wrapped(f"{budget.model.convention}: {SOURCES[budget.model.convention]}")
     device = found.roof.device
     pairs = [
         ("FLOPs a token", whole(round(budget.model.per_token)), si(round(budget.model.per_token))),
@@ -175,7 +175,3 @@ def _digits(number: float) -> str:
         return power(number)
     decimals = 0 if number >= 100 else 1 if number >= 10 else 2
     return f"{number:,.{decimals}f}"
-
-
-def _wrapped(text: str) -> None:
-    click.echo(textwrap.fill(text, width=118, initial_indent="  ", subsequent_indent="    "))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 import click
 
-from archc.cli.table import print_heading, print_pairs, print_table
+from archc.cli.table import print_heading, print_pairs, print_table, print_wrapped
 from archc.planning.optimizers import OPTIMIZERS
 from archc.planning.schedules import SCHEDULES
 from archc.planning.training_memory import CONVENTIONS, ROWS, RankMemory, Training
@@ -32,14 +31,14 @@ def print_found(found: Training) -> None:
         names: dict[str, int] = {}
         for _, name in found.left_out:
             names[name] = names.get(name, 0) + 1
-        _wrapped("; ".join(f"{name} in {count} place{'s' if count > 1 else ''}" for name, count in names.items()))
+        print_wrapped("; ".join(f"{name} in {count} place{'s' if count > 1 else ''}" for name, count in names.items()))
     if found.notes:
         print_heading("notes")
         for note in found.notes:
-            _wrapped(note)
+            print_wrapped(note)
     print_heading("conventions")
     for topic, text in CONVENTIONS.items():
-        _wrapped(f"{topic}: {text}")
+        print_wrapped(f"{topic}: {text}")
 
 
 def _where(found: Training) -> str:
@@ -64,7 +63,7 @@ def _print_setting(found: Training) -> None:
     copies = f" of each of {found.parallel.dp:,} copies" if found.parallel.dp > 1 else ""
     rows.append(("step", f"{passes}{copies}, {found.tokens_per_step:,} tokens"))
     for name, text in rows:
-        _wrapped(f"{name}: {text}")
+        print_wrapped(f"{name}: {text}")
 
 
 def _print_ranks(found: Training) -> None:
@@ -119,7 +118,3 @@ def _print_fit(found: Training) -> None:
     most = found.largest_micro_batch
     size = "of any size looked for" if most is None else f"of {most:,} sequences" if most else "of none"
     click.echo(f"  largest micro-batch that fits: {size}")
-
-
-def _wrapped(text: str) -> None:
-    click.echo(textwrap.fill(text, width=118, initial_indent="  ", subsequent_indent="    "))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import click
 
-from archc.cli.table import print_pairs, print_table
+from archc.cli.table import print_pairs, print_table, print_wrapped
 from archc.planning.hardware import Device
 from archc.units import gib
 
@@ -53,6 +51,6 @@ def print_device(device: Device) -> None:
         ("notes", device.notes),
     ):
         if text:
-            click.echo(textwrap.fill(f"{label}: {text}", width=118, initial_indent="  ", subsequent_indent="    "))
+            print_wrapped(f"{label}: {text}")
     if device.aliases:
         click.echo(f"  also called: {', '.join(device.aliases)}")

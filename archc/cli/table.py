@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from shutil import get_terminal_size
 
@@ -11,11 +12,19 @@ from archc.cli.options import stdout_is_terminal
 
 Row = Sequence[str]
 
+WIDTH = 118
+"""Columns after which sentences are wrapped."""
+
 
 def print_heading(text: str) -> None:
     """A line above a table, bold where that is possible."""
     click.echo()
     click.secho(text, bold=True)
+
+
+def print_wrapped(text: str) -> None:
+    """A sentence under a heading, wrapped."""
+    click.echo(textwrap.fill(text, width=WIDTH, initial_indent="  ", subsequent_indent="    "))
 
 
 def print_table(columns: Row, rows: Sequence[Row], *, left: int = 1) -> None:

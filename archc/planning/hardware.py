@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -156,7 +156,7 @@ def _written(node: Node) -> dict[str, Any]:
 
 def _texts(value: Any) -> list[str]:
     """The texts among what should be a list of them."""
-    items: list[Any] = value if isinstance(value, list) else []
+    items = cast("list[Any]", value) if isinstance(value, list) else []
     return [item for item in items if isinstance(item, str)]
 
 
