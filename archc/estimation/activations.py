@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from archc.graph.graph import LAYER, Graph, join, resolve_dtype
 from archc.ir.size import Dim, evaluate, simplify
-from archc.ir.tape import Device, Held, Storage, Tape
+from archc.ir.tape import Device, Held, Recompute, Storage, Tape
 from archc.ir.values import Body, Call, Node, Param, Value
-
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-"""``none``: all that autograd keeps; ``selective``: of each layer its inputs and what matrix work wrote; ``full``: its inputs."""
 
 SHARED = "shared by layers"
 OUTSIDE = "outside layers"

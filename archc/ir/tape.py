@@ -18,6 +18,9 @@ from archc.ir.size import Dim, ceil_div, evaluate, product, simplify
 from archc.units import DTYPE_BITS
 
 Shape = tuple[Dim, ...]
+Recompute = Literal["none", "selective", "full"]
+"""What backward computes again of a layer: nothing; all but what matrix work wrote; all, from its inputs."""
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 Device = Literal["cuda", "cpu"]
 """Whose kernels run; the CPU's RMS norm keeps a tensor more."""
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from archc.estimation.activations import Recompute
 from archc.graph.graph import LAYER, Graph
+from archc.ir.tape import Recompute
 from archc.ir.values import Body, Node
 from archc.ops.attention import Attention, LatentAttention
 from archc.planning.parallel import Parallel

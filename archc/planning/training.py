@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from archc.errors import ArchcError, Problem, SpecError
-from archc.estimation.activations import OUTSIDE, RECOMPUTE, Recompute
+from archc.estimation.activations import OUTSIDE
 from archc.estimation.estimate import length_of
 from archc.expansion import Source, as_graph
 from archc.graph.graph import Graph
+from archc.ir.tape import RECOMPUTE, Recompute
 from archc.ir.tape import Device as Kernels
 from archc.planning.context_parallel import context_problems
 from archc.planning.fitting import largest_that_fits

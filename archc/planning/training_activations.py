@@ -14,10 +14,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 
-from archc.estimation.activations import OUTSIDE, SHARED, Activations, Piece, Recompute, measure_activations
+from archc.estimation.activations import OUTSIDE, SHARED, Activations, Piece, measure_activations
 from archc.graph.graph import LAYER, Graph, join, resolve_dtype
 from archc.ir.size import Dim, ceil_div, evaluate, product
-from archc.ir.tape import Device, Storage
+from archc.ir.tape import Device, Recompute, Storage
 from archc.ir.values import Call, Node, Value
 from archc.planning.sharding import Parallel, Stage
 from archc.planning.stages import Item, StageItems, is_stream, split_into_stages

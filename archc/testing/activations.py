@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
-from archc.estimation.activations import RECOMPUTE, Recompute, measure_activations
+from archc.estimation.activations import measure_activations
 from archc.graph.graph import Graph
+from archc.ir.tape import RECOMPUTE, Recompute
 from archc.testing.feeding import BATCH, LENGTH, SOURCE_LENGTH, Given, feed
 from archc.torch_backend import recompute as home
 from archc.torch_backend.build import build, graph_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,14 +18,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from archc.errors import ArchcError
 from archc.graph.graph import LAYER
+from archc.ir.tape import RECOMPUTE, Recompute
 from archc.spec.near import listed
 from archc.torch_backend.build import graph_of
 from archc.torch_backend.scopes import ScopeModule, scope_class
-
-Recompute = Literal["none", "selective", "full"]
-"""What backward computes again: nothing; all of a layer but its matrix products; all of a layer."""
-
-MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
 _classes: dict[tuple[type[Any], str], type[Any]] = {}
@@ -42,8 +38,8 @@ def recompute(model: nn.Module, mode: Recompute) -> nn.Module:
     Raises:
         ArchcError: there is no such mode.
     """
-    if mode not in MODES:
-        raise ArchcError(f"recompute: {mode!r} is unknown; known: {listed(MODES)}")
+    if mode not in RECOMPUTE:
+        raise ArchcError(f"recompute: {mode!r} is unknown; known: {listed(RECOMPUTE)}")
     for call in graph_of(model).root.calls():
         if LAYER.match(call.name):
             layer = model.get_submodule(call.name)
