@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from archc.cli.estimate_serve_text import print_found
 from archc.cli.plan_parts import Asked
-from archc.planning.parallel import Parallel
 from archc.planning.serving import estimate_serving
 from archc.planning.serving_memory import Serving
 
@@ -27,14 +25,6 @@ _NAMES = {
 """Option -> argument of ``estimate_serving``; what is not stated keeps its default there."""
 
 
-def _split(asked: Asked) -> Parallel | None:
-    """The stated split; where it leaves out tp, that takes what the other ranks leave of the devices."""
-    stated, gpus = asked.parallel, asked.values["gpus"]
-    if stated is None or gpus is None or asked.values["tp"] is not None or gpus % stated.ranks:
-        return stated
-    return replace(stated, tp=gpus // stated.ranks)
-
-
 def estimated(asked: Asked) -> Serving:
     """Memory of serving under the options that are stated."""
     stated: dict[str, Any] = {
@@ -50,6 +40,6 @@ def estimated(asked: Asked) -> Serving:
         dtype=asked.dtype,
         kv_cache_dtype=asked.kv_cache_dtype,
         block_size=asked.block_size,
-        parallel=_split(asked),
+        parallel=asked.parallel_with_tp,
         **stated,
     )

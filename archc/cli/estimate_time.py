@@ -35,7 +35,8 @@ def estimated(asked: Asked) -> Timing:
     return estimate_time(
         asked.graph,
         gpu=asked.device,
-        parallel=asked.parallel,
+        # Where copies are stated they can't be what is left of the devices.
+        parallel=asked.parallel if asked.values["dp"] is None else asked.parallel_with_tp,
         batch_size=asked.batch_size,
         max_model_len=asked.max_model_len,
         source_len=asked.source_len,

@@ -39,7 +39,8 @@ def split_options(function: Function) -> Function:
         function = click.option(f"--{name}", type=RANKS, metavar="N", help=f"{text} Default: 1.")(function)
     text = (
         "Devices. Without --tp and --pp they are shared by tp as far as the model can be cut, then by pp; for --time by tp "
-        "as far as links reach, then by dp."
+        "as far as links reach, then by dp. What stated ranks leave is tp's, "
+        "for --train dp's, for --time dp's where --dp is not stated."
     )
     return click.option("--gpus", type=RANKS, metavar="N", help=text)(function)
 

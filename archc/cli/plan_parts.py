@@ -7,7 +7,7 @@ imported when its flag is given, so an estimate without flags costs nothing more
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,6 +45,14 @@ class Asked:
         from archc.cli.plan_options import parallel_of
 
         return parallel_of(self.values)
+
+    @property
+    def parallel_with_tp(self) -> Parallel | None:
+        """The stated split; where it leaves out tp, that takes what the other ranks leave of the devices."""
+        stated, gpus = self.parallel, self.values["gpus"]
+        if stated is None or gpus is None or self.values["tp"] is not None or gpus % stated.ranks:
+            return stated
+        return replace(stated, tp=gpus // stated.ranks)
 
     @property
     def device(self) -> Device | str | None:

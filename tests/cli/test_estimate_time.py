@@ -231,3 +231,10 @@ def test_what_is_wrong_with_any_part_is_told_at_once_and_each_thing_once(invoke:
         "FLOP convention 'plam' is unknown. Did you mean palm?",
     ):
         assert result.stderr.count(text) == 1
+
+
+def test_devices_that_stated_copies_leave_share_heads_for_serving_and_time_alike(invoke: Invoke):
+    options = ("--serve", "--time", "--gpu", "h100", "--gpus", 8, "--dp", 2, "--max-model-len", "4k", "--json")
+    told = json.loads(invoke("estimate", "llama-3-8b", *options).stdout)
+    assert told["time"]["options"]["parallel"] == {"tp": 4, "pp": 1, "ep": 1, "dp": 2, "cp": 1}
+    assert told["serving"]["parallel"] == told["time"]["options"]["parallel"]
