@@ -240,3 +240,28 @@ def test_every_kind_of_model_has_times_on_ranks(name: str, parallel: Parallel):
         assert 0 < one.seconds < float("inf")
         each = one.flops / parallel.dp / (found.micro_batches if step == "train_step" else 1)
         assert each == alone.steps[step].flops
+
+
+def test_one_rank_of_deepseek_v3_on_tp_8_and_ep_8_does_what_is_counted_by_hand():
+    batch, length, width, layers, sparse = 256, 4096, 7168, 61, 58
+    found = steps("deepseek-v3", Parallel(tp=8, ep=8), max_model_len=length, batch_size=batch)["decode"]
+    attention, experts = (
+        next(row.work for row in found.by_part if row.name == name) for name in ("mixer.mla", "ffn.moe")
+    )
+    # On every rank whole: what goes down to latents. By heads: what goes up from them, and o_proj.
+    down = width * 1536 + width * 576
+    by_heads = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * width
+    assert attention.weight_bytes == layers * (down + by_heads // 8) * 2
+    assert attention.state_bytes == layers * 576 * length * batch * 2
+    pairs = 2 * (576 + 512) * length * 128 // 8
+    assert attention.flops == layers * batch * (2 * (down + by_heads // 8) + pairs)
+    expert, router = 3 * width * 2048, width * 256
+    assert experts.flops == sparse * batch * 2 * (8 * expert // 8 + expert // 8 + router)
+    seen = 32 * (1 - (1 - 8 / 256) ** batch)
+    assert experts.weight_bytes == pytest.approx(sparse * 2 * (seen * expert + expert // 8 + router), rel=1e-5)
+    hidden = batch * width * 2
+    assert found.communication_s == {
+        "all_reduce": pytest.approx((1 + 2 * layers) * hidden * 2 * 7 / 8 / NVLINK, rel=1e-4),
+        "all_to_all": pytest.approx(sparse * 2 * hidden * 8 / 8 * 7 / 8 / NVLINK, rel=1e-4),
+        "all_gather": pytest.approx(batch * 129_280 * 4 * 7 / 8 / NVLINK, rel=1e-4),
+    }
