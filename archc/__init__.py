@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from archc.expansion import expand
     from archc.planning.comparing import compare
     from archc.planning.differences import diff
-    from archc.planning.parallel import Parallel
     from archc.planning.fit import fit
+    from archc.planning.parallel import Parallel
     from archc.planning.serving import estimate_serving
     from archc.planning.sweep import sweep
     from archc.planning.timing import estimate_time
