@@ -39,7 +39,7 @@ imports: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 tests: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from archc.estimation.complexity import complexity
     from archc.estimation.estimate import estimate
     from archc.expansion import expand
-    from archc.planning.comparing import compare
-    from archc.planning.differences import diff
-    from archc.planning.fit import fit
+    from archc.planning.comparison.compare import compare
+    from archc.planning.comparison.diff import diff
     from archc.planning.parallel import Parallel
-    from archc.planning.serving import estimate_serving
-    from archc.planning.sweep import sweep
-    from archc.planning.timing import estimate_time
-    from archc.planning.training import estimate_training
+    from archc.planning.search.fit import fit
+    from archc.planning.search.sweep import sweep
+    from archc.planning.serving.estimate import estimate_serving
+    from archc.planning.timing.estimate import estimate_time
+    from archc.planning.training.estimate import estimate_training
     from archc.plotting.plot import plot
     from archc.reporting.report import report
     from archc.runtime import load
@@ -61,15 +61,15 @@ __all__ = [
 _HOMES = {
     "build": "archc.torch_backend.build",
     "cast": "archc.torch_backend.build",
-    "compare": "archc.planning.comparing",
+    "compare": "archc.planning.comparison.compare",
     "complexity": "archc.estimation.complexity",
-    "diff": "archc.planning.differences",
+    "diff": "archc.planning.comparison.diff",
     "estimate": "archc.estimation.estimate",
-    "estimate_serving": "archc.planning.serving",
-    "estimate_time": "archc.planning.timing",
-    "estimate_training": "archc.planning.training",
+    "estimate_serving": "archc.planning.serving.estimate",
+    "estimate_time": "archc.planning.timing.estimate",
+    "estimate_training": "archc.planning.training.estimate",
     "expand": "archc.expansion",
-    "fit": "archc.planning.fit",
+    "fit": "archc.planning.search.fit",
     "generate": "archc.torch_backend.generate",
     "init": "archc.torch_backend.build",
     "load": "archc.runtime",
@@ -84,7 +84,7 @@ _HOMES = {
     "report": "archc.reporting.report",
     "save_weights": "archc.torch_backend.weights",
     "Step": "archc.torch_backend.step",
-    "sweep": "archc.planning.sweep",
+    "sweep": "archc.planning.search.sweep",
 }
 
 

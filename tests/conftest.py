@@ -12,11 +12,21 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+LONG = (
+    "test_compile",
+    "test_activations_of_shipped_specs",
+    "test_generate_page",
+    "test_chosen_blocks",
+    "test_kinds",
+    "test_forgetting",
+)
+"""Modules that take longest: they begin, so that no worker is left alone with one of them at the end."""
 NEEDED_BY_MARKER = {"torch": ("torch",), "onnx": ("onnx", "onnx_ir", "onnxruntime")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The suite passes without torch and without onnx: what is marked for a missing one is skipped."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
     for marker, modules in NEEDED_BY_MARKER.items():
         missing = [module for module in modules if find_spec(module) is None]
         for item in items:

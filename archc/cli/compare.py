@@ -21,7 +21,7 @@ from archc.cli.outputs import PICTURES, OutputFile
 from archc.cli.time_options import time_options
 
 if TYPE_CHECKING:
-    from archc.planning.comparing import Comparison
+    from archc.planning.comparison.compare import Comparison
 
 _TABLES = (".csv", ".md", ".json")
 
@@ -68,7 +68,7 @@ def command(
     """
     if any(path.suffix.lower() in PICTURES for path in outputs):
         require_extra("plot", ("matplotlib",), "a chart")
-    from archc.planning.comparing import compare
+    from archc.planning.comparison.compare import compare
 
     options: dict[str, Any] = {
         "overrides": overrides,

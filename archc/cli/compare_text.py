@@ -7,7 +7,7 @@ import click
 from archc.cli.quantities import shown
 from archc.cli.table import print_heading, print_table, print_wrapped
 from archc.cli.time_options import roof_text
-from archc.planning.comparing import COMPARE_CONVENTIONS, Comparison, Row
+from archc.planning.comparison.compare import COMPARE_CONVENTIONS, Comparison, Row
 
 _MARK = " *"
 """Behind the least value of a row."""

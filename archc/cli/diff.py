@@ -62,7 +62,7 @@ def command(
     """
     if b is None and not (overrides_a or overrides_b):
         raise click.UsageError("there is nothing to compare A with; give B, or --set-b PATH=VALUE")
-    from archc.planning.differences import diff
+    from archc.planning.comparison.diff import diff
 
     found = diff(
         a,

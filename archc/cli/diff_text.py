@@ -11,8 +11,8 @@ import click
 from archc.cli.quantities import changed, shown
 from archc.cli.table import print_heading, print_table, print_wrapped, ranges
 from archc.cli.time_options import roof_text
-from archc.planning.differences import DIFF_CONVENTIONS, Diff, PartChange, QuantityChange
-from archc.planning.structure import KeyChange
+from archc.planning.comparison.diff import DIFF_CONVENTIONS, Diff, PartChange, QuantityChange
+from archc.planning.comparison.structure import KeyChange
 
 _MAX_LINES = 30
 """Lines of the graph, and keys, before the rest is counted; ``--json`` has all."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from archc.cli.estimate_serve_text import print_found
 from archc.cli.plan_parts import Asked
-from archc.planning.serving import estimate_serving
-from archc.planning.serving_memory import Serving
+from archc.planning.serving.estimate import estimate_serving
+from archc.planning.serving.memory import Serving
 
 __all__ = ["estimated", "print_found"]
 

@@ -7,10 +7,10 @@ import textwrap
 import click
 
 from archc.cli.table import WIDTH, print_heading, print_pairs, print_table, print_wrapped
-from archc.planning.paged import Group
-from archc.planning.rank_cache import KindCache, plain
-from archc.planning.serving import OVERHEAD_BYTES
-from archc.planning.serving_memory import Serving, StageMemory
+from archc.planning.serving.estimate import OVERHEAD_BYTES
+from archc.planning.serving.memory import Serving, StageMemory
+from archc.planning.serving.paged import Group
+from archc.planning.serving.rank_cache import KindCache, plain
 from archc.units import gib
 
 RUNTIMES = {

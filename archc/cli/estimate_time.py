@@ -7,7 +7,7 @@ from typing import Any
 from archc.cli.estimate_time_text import print_found
 from archc.cli.plan_parts import Asked
 from archc.errors import ArchcError
-from archc.planning.timing import Timing, estimate_time
+from archc.planning.timing.estimate import Timing, estimate_time
 
 __all__ = ["estimated", "print_found"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from archc.cli.table import print_heading, print_pairs, print_table, print_wrapped
-from archc.planning.budget import Budget
-from archc.planning.flop_conventions import SOURCES
-from archc.planning.roofline import Row
-from archc.planning.stepping import StepTime
-from archc.planning.time_conventions import TIME_CONVENTIONS
-from archc.planning.timing import Timing
+from archc.planning.timing.budget import Budget
+from archc.planning.timing.conventions import TIME_CONVENTIONS
+from archc.planning.timing.estimate import Timing
+from archc.planning.timing.flop_conventions import SOURCES
+from archc.planning.timing.roofline import Row
+from archc.planning.timing.stepping import StepTime
 from archc.units import gib, power, si
 
 STEPS = {"forward": "forward", "prefill": "prefill", "decode": "decode", "train_step": "training step"}

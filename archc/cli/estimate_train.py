@@ -6,8 +6,8 @@ from typing import Any
 
 from archc.cli.estimate_train_text import print_found
 from archc.cli.plan_parts import Asked
-from archc.planning.training import estimate_training
-from archc.planning.training_memory import Training
+from archc.planning.training.estimate import estimate_training
+from archc.planning.training.memory import Training
 
 __all__ = ["estimated", "print_found"]
 

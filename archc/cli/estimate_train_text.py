@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import click
 
 from archc.cli.table import print_heading, print_pairs, print_table, print_wrapped
-from archc.planning.optimizers import OPTIMIZERS
-from archc.planning.schedules import SCHEDULES
-from archc.planning.training_memory import CONVENTIONS, ROWS, RankMemory, Training
+from archc.planning.training.memory import CONVENTIONS, ROWS, RankMemory, Training
+from archc.planning.training.optimizers import OPTIMIZERS
+from archc.planning.training.schedules import SCHEDULES
 from archc.units import gib
 
 MOST_COLUMNS = 6

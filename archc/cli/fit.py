@@ -92,7 +92,7 @@ def command(
         --free stack.num_layers=16..48 -o seven.yaml
     """
     from archc.cli.progress import progress_bar
-    from archc.planning.fit import fit
+    from archc.planning.search.fit import fit
 
     with progress_bar("fit") as progress:
         found = fit(

@@ -10,7 +10,7 @@ from archc.cli.table import print_heading, print_pairs, print_table
 from archc.units import gib, si
 
 if TYPE_CHECKING:
-    from archc.planning.fit import Fitted
+    from archc.planning.search.fit import Fitted
 
 
 def print_fit(found: Fitted) -> None:

@@ -25,7 +25,7 @@ from archc.cli.outputs import OutputFile
 from archc.cli.sweep_files import FORMATS, write_rows, write_text
 
 if TYPE_CHECKING:
-    from archc.planning.sweep import Progress, Sweep
+    from archc.planning.search.sweep import Progress, Sweep
 
 
 @click.command("sweep", cls=Command)
@@ -87,8 +87,8 @@ def command(
     if output is not None and output.suffix.lower() == ".parquet":
         require_extra("parquet", ("pyarrow",), "a .parquet file")
     from archc.cli.progress import progress_bar
-    from archc.planning.sweep import open_sweep
-    from archc.planning.sweep_costs import METRICS
+    from archc.planning.search.sweep import open_sweep
+    from archc.planning.search.sweep_costs import METRICS
 
     names = tuple(METRICS) if metrics is None else tuple(name.strip() for name in metrics.split(","))
     found = open_sweep(spec, vary, at=lengths, batch_size=batch_size, overrides=overrides, metrics=names)

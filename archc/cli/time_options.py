@@ -29,7 +29,7 @@ def time_options(function: Function) -> Function:
 def roof_text(options: Any) -> str:
     """What a table says of its times; ``options`` are those of ``archc.planning.models``."""
     from archc.planning.hardware import find_device
-    from archc.planning.roofline import COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY
+    from archc.planning.timing.roofline import COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY
 
     device = find_device(options.gpu, options.hardware)
     compute = options.compute_efficiency or COMPUTE_EFFICIENCY

@@ -12,7 +12,7 @@ from archc.errors import ArchcError, Problem, SpecError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS, Estimate, estimate
 from archc.expansion import Source, as_graph
 from archc.graph.graph import Graph
-from archc.planning.timing import Timing, estimate_time
+from archc.planning.timing.estimate import Timing, estimate_time
 from archc.spec.schema import Spec
 
 Loaded = TypeVar("Loaded")

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from archc.ir.values import Body, Call, Node, Value
 from archc.ops.elementwise import Add, Mul, Scale
-from archc.planning.forms import CUT_AXES
-from archc.planning.work import Pieces
+from archc.planning.timing.forms import CUT_AXES
+from archc.planning.timing.work import Pieces
 
 
 def gives_parts(node: Node, pieces: Pieces) -> bool:

@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from archc.planning.curves import Bars, Curves
-from archc.planning.rooflines import RooflineChart
+from archc.planning.comparison.curves import Bars, Curves
+from archc.planning.comparison.rooflines import RooflineChart
 from archc.plotting.panels import draw_bars, draw_curves, draw_roofline
 from archc.plotting.style import STYLE
 

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
-from archc.planning.curves import Bars, Curves
-from archc.planning.rooflines import RooflineChart
+from archc.planning.comparison.curves import Bars, Curves
+from archc.planning.comparison.rooflines import RooflineChart
 from archc.plotting.style import GREY, MARKERS, binary_bytes, colour, decimal, length_axis, log_axis, tokens
 
 _STEP_LINES: dict[str, Any] = {"": "-", "decode": "-", "forward": "-.", "prefill": (0, (4, 2))}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archc.errors import ArchcError, MissingExtraError
-from archc.planning.curves import (
+from archc.planning.comparison.curves import (
     FIRST_LENGTH_TOKENS,
     LAST_LENGTH_TOKENS,
     Bars,
@@ -19,8 +19,8 @@ from archc.planning.curves import (
     lengths_between,
     parameter_bars,
 )
+from archc.planning.comparison.rooflines import RooflineChart, roofline_charts
 from archc.planning.models import Model, Options, Source, common_length, open_models
-from archc.planning.rooflines import RooflineChart, roofline_charts
 from archc.spec.near import nearest
 
 if TYPE_CHECKING:

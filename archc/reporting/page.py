@@ -17,9 +17,9 @@ from archc._version import __version__
 from archc.drawing.svg import forms, style
 from archc.estimation.conventions import CONVENTIONS
 from archc.planning.hardware import Device, devices
-from archc.planning.roofline import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, MEMORY_EFFICIENCY
-from archc.planning.serving import MEMORY_UTILIZATION, OVERHEAD_BYTES
-from archc.planning.time_conventions import TIME_CONVENTIONS
+from archc.planning.serving.estimate import MEMORY_UTILIZATION, OVERHEAD_BYTES
+from archc.planning.timing.conventions import TIME_CONVENTIONS
+from archc.planning.timing.roofline import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, MEMORY_EFFICIENCY
 from archc.reporting.drawing import inlined
 from archc.reporting.model import Model
 from archc.reporting.ranks import CUTS, PP, TP

@@ -14,7 +14,7 @@ from archc.errors import ArchcError, Problem, SpecError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS
 from archc.planning.options import below_one, known_device, known_dtype
 from archc.planning.parallel import Parallel
-from archc.planning.serving import estimate_serving
+from archc.planning.serving.estimate import estimate_serving
 from archc.reporting.model import Model, default_length, model_of
 from archc.reporting.page import Settings, page
 from archc.reporting.ranks import PP, TP

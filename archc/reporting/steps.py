@@ -8,14 +8,14 @@ from archc.estimation.placed import place
 from archc.graph.graph import Graph
 from archc.ir.size import product
 from archc.ir.values import Node, Value
-from archc.planning.communication import chosen_experts
-from archc.planning.flop_conventions import sequence_rows
-from archc.planning.forms import CUT_AXES, OpForms, op_forms
 from archc.planning.partial_sums import added_with_others, gives_parts
 from archc.planning.sharding import Sharding
 from archc.planning.stages import split_into_stages
-from archc.planning.stepping import OUTSIDE, made_outputs, stage_graph
-from archc.planning.work import Pieces, pieces_of
+from archc.planning.timing.communication import chosen_experts
+from archc.planning.timing.flop_conventions import sequence_rows
+from archc.planning.timing.forms import CUT_AXES, OpForms, op_forms
+from archc.planning.timing.stepping import OUTSIDE, made_outputs, stage_graph
+from archc.planning.timing.work import Pieces, pieces_of
 from archc.reporting.forms import Pool, exact
 from archc.reporting.ranks import PP, Counts, merge
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from archc.planning.comparing import compare
+from archc.planning.comparison.compare import compare
 
 Invoke = Callable[..., Result]
 SPECS = ("deepseek-v3", "kimi-linear-48b-a3b", "bert-base-uncased")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click.testing import Result
 
-from archc.planning.differences import diff
+from archc.planning.comparison.diff import diff
 
 Invoke = Callable[..., Result]
 

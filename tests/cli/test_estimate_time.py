@@ -11,7 +11,7 @@ from click.testing import Result
 
 from archc.planning.hardware import devices
 from archc.planning.parallel import Parallel
-from archc.planning.timing import estimate_time
+from archc.planning.timing.estimate import estimate_time
 from archc.spec.load import load_spec
 
 Invoke = Callable[..., Result]

@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 
 from archc.planning.parallel import Parallel
-from archc.planning.training import estimate_training
+from archc.planning.training.estimate import estimate_training
 
 Invoke = Callable[..., Result]
 

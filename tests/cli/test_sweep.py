@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from archc.cli.sweep_files import write_rows
-from archc.planning.sweep import sweep
+from archc.planning.search.sweep import sweep
 
 Invoke = Callable[..., Result]
 

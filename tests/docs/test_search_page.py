@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from archc.planning.sweep_costs import METRICS
+from archc.planning.search.sweep_costs import METRICS
 from archc.spec.load import load_spec
 
 Blocks = Callable[[str, str], list[str]]

@@ -10,7 +10,7 @@ import pytest
 
 from archc.planning.hardware import devices, find_device
 from archc.planning.parallel import Parallel
-from archc.planning.timing import estimate_time
+from archc.planning.timing.estimate import estimate_time
 from archc.spec.load import load_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "time.md"

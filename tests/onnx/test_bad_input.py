@@ -244,7 +244,7 @@ def test_a_value_beyond_float16_is_named(place: Path, original: Path) -> None:
         (("--provider", "tpu"), "'tpu' is not one of 'cuda', 'cpu'"),
         (("--weights", "nowhere"), "'nowhere' does not exist"),
         (("--weights", "{weights}", "--no-weights"), "or no weights can be asked for, not both"),
-        (("--max-model-len", "0"), "0 is not in the range"),
+        (("--max-model-len", "0"), "'0' should be at least 1"),
     ],
 )
 def test_options_that_can_not_be_are_refused(

@@ -8,8 +8,8 @@ from archc.errors import ArchcError, SpecError
 from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.planning.parallel import Parallel
-from archc.planning.stepping import StepTime
-from archc.planning.timing import STEP_TOKENS, estimate_time
+from archc.planning.timing.estimate import STEP_TOKENS, estimate_time
+from archc.planning.timing.stepping import StepTime
 from archc.spec.load import load_spec
 
 AT_PEAK = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "link_efficiency": 1.0}

@@ -11,8 +11,8 @@ import pytest
 from archc.errors import ArchcError, SpecError
 from archc.estimation.estimate import estimate
 from archc.expansion import expand
-from archc.planning.comparing import compare
-from archc.planning.timing import estimate_time
+from archc.planning.comparison.compare import compare
+from archc.planning.timing.estimate import estimate_time
 from archc.spec.load import load_spec
 
 LENGTHS = (4 << 10, 128 << 10, 1 << 20)

@@ -9,7 +9,7 @@ import pytest
 
 from archc.errors import ArchcError, SpecError
 from archc.estimation.estimate import estimate
-from archc.planning.differences import Diff, diff
+from archc.planning.comparison.diff import Diff, diff
 from archc.spec.load import load_spec
 from archc.spec.shipped import shipped_specs
 

@@ -11,10 +11,10 @@ import pytest
 import archc
 from archc.errors import ArchcError, SpecError
 from archc.estimation.estimate import estimate
-from archc.planning import fit_search
-from archc.planning.fit import NoFitError, fit
-from archc.planning.fit_keys import free_keys
 from archc.planning.hardware import find_device
+from archc.planning.search import fit_search
+from archc.planning.search.fit import NoFitError, fit
+from archc.planning.search.fit_keys import free_keys
 from archc.spec.load import load_spec, loads_spec, read_tree
 
 LLAMA = "llama-3-8b"

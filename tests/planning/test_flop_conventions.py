@@ -9,10 +9,10 @@ from archc.estimation.estimate import estimate
 from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.ops.linear_attention import gated_delta_flops
-from archc.planning.budget import utilization
-from archc.planning.flop_conventions import SOURCES, ModelFlops, training_flops
 from archc.planning.hardware import find_device
-from archc.planning.roofline import Roof
+from archc.planning.timing.budget import utilization
+from archc.planning.timing.flop_conventions import SOURCES, ModelFlops, training_flops
+from archc.planning.timing.roofline import Roof
 from archc.spec.load import load_spec, loads_spec
 
 PALM_540B = """\

@@ -3,7 +3,7 @@
 import pytest
 
 from archc.errors import ArchcError
-from archc.planning.optimizers import OPTIMIZERS, Moved, optimizer_named
+from archc.planning.training.optimizers import OPTIMIZERS, Moved, optimizer_named
 
 SHAPES = ((), (1,), (7,), (5, 6), (1, 9), (9, 1), (64, 64), (4, 16, 24), (3, 1, 4), (4097,), (300, 300))
 

@@ -10,10 +10,10 @@ from archc.estimation.cache import CacheOptions
 from archc.ir.op import Op
 from archc.ir.size import BATCH, CAPACITY, TOTAL
 from archc.ir.values import Node, State
-from archc.planning.paged import LayerCache, Pages, align_hybrid_block_size, group_size, plan_pages
 from archc.planning.parallel import Parallel
-from archc.planning.rank_cache import layer_caches
-from archc.planning.serving import estimate_serving
+from archc.planning.serving.estimate import estimate_serving
+from archc.planning.serving.paged import LayerCache, Pages, align_hybrid_block_size, group_size, plan_pages
+from archc.planning.serving.rank_cache import layer_caches
 from archc.planning.sharding import ShardedState, Stage
 from archc.spec.load import load_spec, loads_spec
 

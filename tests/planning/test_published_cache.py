@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from archc.planning.parallel import Parallel
-from archc.planning.rank_cache import plain
-from archc.planning.serving import estimate_serving
-from archc.planning.serving_memory import Serving
+from archc.planning.serving.estimate import estimate_serving
+from archc.planning.serving.memory import Serving
+from archc.planning.serving.rank_cache import plain
 from archc.spec.load import load_spec
 
 GIB = 1 << 30

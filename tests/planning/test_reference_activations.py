@@ -6,8 +6,8 @@ import archc
 from archc.errors import SpecError
 from archc.estimation.activations import measure_activations
 from archc.planning.parallel import Parallel
-from archc.planning.reference_activations import megatron_layer_bytes
-from archc.planning.training import estimate_training
+from archc.planning.training.estimate import estimate_training
+from archc.planning.training.reference_activations import megatron_layer_bytes
 
 GPT3 = {"tokens": 2048, "batch_size": 1, "hidden_size": 12288, "num_heads": 96}
 MT_NLG = {"tokens": 2048, "batch_size": 1, "hidden_size": 20480, "num_heads": 128}

@@ -12,10 +12,10 @@ from archc.expansion import expand
 from archc.graph.graph import Graph
 from archc.planning.hardware import devices, find_device
 from archc.planning.parallel import Parallel
-from archc.planning.roofline import Roof, Row
-from archc.planning.stepping import OPTIMIZER_BYTES_PER_PARAMETER, StepTime
-from archc.planning.timing import Timing, estimate_time
-from archc.planning.work import Work, expected_share
+from archc.planning.timing.estimate import Timing, estimate_time
+from archc.planning.timing.roofline import Roof, Row
+from archc.planning.timing.stepping import OPTIMIZER_BYTES_PER_PARAMETER, StepTime
+from archc.planning.timing.work import Work, expected_share
 from archc.spec.load import load_spec, shipped_specs
 
 AT_PEAK = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "link_efficiency": 1.0}

@@ -15,7 +15,7 @@ from archc.estimation.estimate import estimate
 from archc.expansion import expand
 from archc.planning.fitting import NO_LIMIT, largest_that_fits
 from archc.planning.parallel import Parallel
-from archc.planning.serving import estimate_serving
+from archc.planning.serving.estimate import estimate_serving
 from archc.spec.load import load_spec, shipped_specs
 
 GIB = 1 << 30

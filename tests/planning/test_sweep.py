@@ -16,11 +16,11 @@ import archc
 from archc.errors import ArchcError, SpecError
 from archc.estimation.estimate import estimate
 from archc.expansion import expand
-from archc.planning.sweep import VariantError, open_sweep, sweep
-from archc.planning.sweep_costs import Sizes, slow_totals
-from archc.planning.sweep_engine import Engine
-from archc.planning.sweep_parts import Key
-from archc.planning.sweep_values import keys_of, parse_range
+from archc.planning.search.sweep import VariantError, open_sweep, sweep
+from archc.planning.search.sweep_costs import Sizes, slow_totals
+from archc.planning.search.sweep_engine import Engine
+from archc.planning.search.sweep_parts import Key
+from archc.planning.search.sweep_values import keys_of, parse_range
 from archc.spec.load import load_spec, read_tree
 from archc.spec.nodes import Mark, Node, dotted, is_mapping
 from archc.spec.shipped import shipped_specs

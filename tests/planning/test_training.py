@@ -8,10 +8,10 @@ import archc
 from archc.errors import ArchcError, SpecError
 from archc.estimation.activations import measure_activations
 from archc.ops.attention import Attention
-from archc.planning.optimizers import OPTIMIZERS
 from archc.planning.parallel import Parallel
-from archc.planning.schedules import SCHEDULES
-from archc.planning.training import estimate_training
+from archc.planning.training.estimate import estimate_training
+from archc.planning.training.optimizers import OPTIMIZERS
+from archc.planning.training.schedules import SCHEDULES
 from archc.spec.shipped import shipped_specs
 
 TINY = ("tiny-llama", "tiny-kimi-linear", "tiny-deepseek-v3", "tiny-gpt-oss", "tiny-qwen3-next")

@@ -3,7 +3,7 @@
 import pytest
 
 import archc
-from archc.planning.training import estimate_training
+from archc.planning.training.estimate import estimate_training
 
 BATCH, SEQ = 4, 64
 

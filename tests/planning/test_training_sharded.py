@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import archc
-from archc.planning.optimizers import OPTIMIZERS
 from archc.planning.sharding import Parallel, shard
-from archc.planning.training import estimate_training
-from archc.planning.training_weights import WeightOptions, weight_bytes
+from archc.planning.training.estimate import estimate_training
+from archc.planning.training.optimizers import OPTIMIZERS
+from archc.planning.training.weights import WeightOptions, weight_bytes
 
 torch = pytest.importorskip("torch")
 

@@ -13,8 +13,8 @@ import pytest
 from archc.errors import ArchcError, MissingExtraError, SpecError
 from archc.estimation.estimate import estimate
 from archc.expansion import expand
-from archc.planning.curves import lengths_between
-from archc.planning.timing import estimate_time
+from archc.planning.comparison.curves import lengths_between
+from archc.planning.timing.estimate import estimate_time
 from archc.plotting.plot import plot
 from archc.spec.load import load_spec
 

@@ -14,10 +14,10 @@ from archc.cli.main import archc
 from archc.estimation.estimate import Estimate, estimate
 from archc.expansion import expand
 from archc.planning.parallel import Parallel
-from archc.planning.serving import estimate_serving
-from archc.planning.serving_memory import Serving, StageMemory
+from archc.planning.serving.estimate import estimate_serving
+from archc.planning.serving.memory import Serving, StageMemory
 from archc.planning.sharding import shard
-from archc.planning.timing import estimate_time
+from archc.planning.timing.estimate import estimate_time
 from archc.spec.load import load_spec
 from archc.units import parse_bytes, parse_length
 from tests.reporting.conftest import Page

@@ -12,11 +12,11 @@ from archc.estimation.cache import CacheOptions
 from archc.expansion import expand
 from archc.planning.hardware import find_device
 from archc.planning.parallel import Parallel
-from archc.planning.rank_cache import cache_bytes
-from archc.planning.roofline import Roof
-from archc.planning.serving_need import weight_bytes
+from archc.planning.serving.need import weight_bytes
+from archc.planning.serving.rank_cache import cache_bytes
 from archc.planning.sharding import shard
-from archc.planning.timing import estimate_time
+from archc.planning.timing.estimate import estimate_time
+from archc.planning.timing.roofline import Roof
 from archc.reporting.model import model_of
 from archc.reporting.ranks import CUTS, PP
 from archc.spec.load import load_spec

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from archc.planning.roofline import Roof
+from archc.planning.timing.roofline import Roof
 from archc.reporting.ranks import CUTS, PP
 from archc.units import tensor_bytes
 from tests.reporting.twin import At, env_of, evaluate

@@ -1,0 +1,1 @@
+"""What is otherwise between specs, and their costs side by side."""

@@ -1,0 +1,1 @@
+"""Costs of many variants of a spec, and values that meet a budget."""

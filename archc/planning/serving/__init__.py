@@ -1,0 +1,1 @@
+"""Memory of serving a model on every rank, and what fits."""

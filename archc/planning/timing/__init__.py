@@ -1,0 +1,1 @@
+"""Times by a roofline, and FLOP conventions of papers."""

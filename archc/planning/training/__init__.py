@@ -1,0 +1,1 @@
+"""Memory of training a model on every rank."""
