@@ -50,13 +50,17 @@ class Activations:
     @property
     def bytes(self) -> int:
         """All of them."""
-        return sum(evaluate(piece.bytes, self.sizes) for piece in self.pieces)
+        return sum(self.value(piece) for piece in self.pieces)
+
+    def value(self, piece: Piece) -> int:
+        """Bytes of a piece, all its layers together."""
+        return evaluate(piece.bytes, self.sizes)
 
     def by_layer(self) -> dict[str, int]:
         """Bytes by layer kind; what no layer makes has names of its own."""
         found: dict[str, int] = {}
         for piece in self.pieces:
-            found[piece.layer] = found.get(piece.layer, 0) + evaluate(piece.bytes, self.sizes)
+            found[piece.layer] = found.get(piece.layer, 0) + self.value(piece)
         return found
 
     def to_json(self) -> dict[str, Any]:

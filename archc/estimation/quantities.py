@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archc.errors import ArchcError
+from archc.estimation.activations import measure_activations
 from archc.estimation.cache import CacheKind, add_state, bytes_formula
 from archc.estimation.flops import FORMS, PAIRS, FlopsSums
 from archc.estimation.parameters import distinct_weights
 from archc.estimation.placed import Placed
 from archc.graph.graph import join, resolve_dtype
-from archc.ir.size import simplify
+from archc.ir.size import exact_quotient, simplify
+from archc.ir.tape import RECOMPUTE, Recompute
 from archc.ir.values import Param, State
 from archc.spec.near import listed, nearest
 from archc.units import DTYPE_BITS, tensor_bytes
@@ -117,9 +119,17 @@ _FLOPS: dict[str, str] = {
 }
 
 
+_ACTIVATIONS: dict[str, str] = {
+    "none": "all that autograd keeps of a training forward of the batch, on a GPU",
+    "selective": "of each layer its inputs and what matrix work wrote; backward makes the rest again",
+    "full": "of each layer its inputs; backward runs its forward again",
+}
+
+
 def quantity_names(found: Estimate) -> list[str]:
     """Names of all quantities of an estimate."""
-    return [*_WEIGHTS, *_CACHE, *(f"flops.{step}" for step in found.flops.numbers)]
+    steps = (f"flops.{step}" for step in found.flops.numbers)
+    return [*_WEIGHTS, *_CACHE, *steps, *(f"activations.{mode}" for mode in RECOMPUTE)]
 
 
 def explain(found: Estimate, name: str) -> Quantity:
@@ -134,6 +144,8 @@ def explain(found: Estimate, name: str) -> Quantity:
         hint = f"Did you mean {meant}?" if meant else f"Known: {listed(names)}."
         raise ArchcError(f"there is no quantity {name!r} in this estimate. {hint}")
     section, _, field = name.partition(".")
+    if section == "activations":
+        return _activations(found, name)
     if section == "flops":
         step = field.removesuffix("_dense")
         pairs = "whole rectangles of pairs" if field.endswith("_dense") else "pairs that the mask lets through"
@@ -145,6 +157,36 @@ def explain(found: Estimate, name: str) -> Quantity:
         formula = found.cache.formula if name == "cache.used_bytes" else _summed(sources)
     kept = sorted((source for source in sources if source.value), key=lambda source: -source.value)
     return Quantity(name, sum(source.value for source in kept), unit, formula, meaning, tuple(kept))
+
+
+def _activations(found: Estimate, name: str) -> Quantity:
+    """Storages that a training forward keeps; what can't say its own is named in the meaning."""
+    mode: Recompute = next(mode for mode in RECOMPUTE if name.endswith(f".{mode}"))
+    kept = measure_activations(
+        found.graph,
+        batch_size=found.batch_size,
+        seq_len=found.cache_options.max_model_len,
+        source_len=found.source_len,
+        dtype=found.dtype,
+        recompute=mode,
+    )
+    first = {call.body.label: call.name for call in reversed([*found.graph.root.calls()])}
+    ops = {path: node.op.op_name for path, node in found.graph.walk()}
+    sources: list[Source] = []
+    for piece in kept.pieces:
+        layers = found.layers.get(piece.layer, 1)
+        path = join(first[piece.layer], piece.origin) if piece.layer in found.layers else piece.origin or "inputs"
+        one = exact_quotient(piece.bytes, layers)
+        count, formula = (1, piece.bytes) if one is None else (layers, one)
+        part = ".".join(path.removeprefix(f"{first.get(piece.layer)}.").split(".")[:1])
+        layer = piece.layer if piece.layer in found.layers else ""
+        op = ops.get(path, path.rpartition(".")[2])
+        sources.append(Source(path, op, part, layer, count, kept.value(piece), str(formula)))
+    meaning = _ACTIVATIONS[mode]
+    if kept.left_out:
+        meaning += f"; left out, since they can't say theirs: {listed(sorted({op for _, op in kept.left_out}))}"
+    ordered = tuple(sorted((source for source in sources if source.value), key=lambda source: -source.value))
+    return Quantity(name, kept.bytes, "bytes", str(kept.formula), meaning, ordered)
 
 
 def _summed(sources: list[Source]) -> str:

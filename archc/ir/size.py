@@ -180,6 +180,15 @@ def ceil_div(size: Dim, step: int) -> Dim:
     return _atom(Ceil(size, step))
 
 
+def exact_quotient(size: Dim, by: int) -> Dim | None:
+    """The size divided by a number; None where a coefficient is no multiple of it."""
+    if isinstance(size, int):
+        return None if size % by else size // by
+    if any(value % by for value in size.terms.values()):
+        return None
+    return Size({key: value // by for key, value in size.terms.items()}, size.atoms)
+
+
 def product(dims: Iterable[Dim]) -> Dim:
     """Elements of a shape."""
     total: Dim = 1

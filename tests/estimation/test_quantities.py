@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from archc.errors import ArchcError
+from archc.estimation.activations import measure_activations
 from archc.estimation.estimate import Estimate, estimate
 from archc.spec.shipped import shipped_specs
 
@@ -14,6 +15,9 @@ WHOLE_FLOPS = ("flops.prefill", "flops.decode", "flops.train_step", "flops.forwa
 def value_of(found: Estimate, name: str) -> int:
     """The number as the estimate has it."""
     section, _, field = name.partition(".")
+    if section == "activations":
+        sizes = {"batch_size": found.batch_size, "seq_len": found.max_model_len, "source_len": found.source_len}
+        return measure_activations(found.graph, **sizes, dtype=found.dtype, recompute=field).bytes  # type: ignore[arg-type]
     if section == "flops":
         return found.flops.numbers[field]
     return found.cache.total(field) if section == "cache" else getattr(getattr(found, section), field)
@@ -67,3 +71,14 @@ def test_a_quantity_is_plain_data():
     assert sum(source["value"] for source in data["sources"]) == data["value"]
     formulas = {source["path"]: source["formula"] for source in data["sources"]}
     assert formulas["embed_tokens.weight"] == "1024 x 128 x 2 B"
+
+
+def test_where_activations_come_from():
+    found = estimate("tiny-llama", batch_size=2, max_model_len=12, dtype="float32").explain("activations.none")
+    assert found.formula == str(
+        measure_activations(estimate("tiny-llama").graph, batch_size=2, seq_len=12, dtype="float32").formula
+    )
+    ((largest, *_), share) = found.sources, found.by_layer()["attn + mlp"] / found.value
+    assert (largest.path, largest.op, largest.count) == ("layers.0.ffn", "gated_activation", 4)
+    assert largest.value == 4 * 2 * (2 * 12 * 352) * 4
+    assert 0.95 < share < 1
