@@ -175,6 +175,9 @@ def _activations(found: Estimate, name: str) -> Quantity:
     sources: list[Source] = []
     for piece in kept.pieces:
         layers = found.layers.get(piece.layer, 1)
+        if piece.count % layers:
+            # The last layer's output is no layer's input.
+            layers = piece.count
         path = join(first[piece.layer], piece.origin) if piece.layer in found.layers else piece.origin or "inputs"
         one = exact_quotient(piece.bytes, layers)
         count, formula = (1, piece.bytes) if one is None else (layers, one)

@@ -82,3 +82,5 @@ def test_where_activations_come_from():
     assert (largest.path, largest.op, largest.count) == ("layers.0.ffn", "gated_activation", 4)
     assert largest.value == 4 * 2 * (2 * 12 * 352) * 4
     assert 0.95 < share < 1
+    inputs = whole.explain("activations.full").sources[1]
+    assert (inputs.path, inputs.count, inputs.formula) == ("layers.0.add", 3, "512*batch*seq")
