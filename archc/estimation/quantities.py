@@ -178,7 +178,9 @@ def _activations(found: Estimate, name: str) -> Quantity:
         if piece.count % layers:
             # The last layer's output is no layer's input.
             layers = piece.count
-        path = join(first[piece.layer], piece.origin) if piece.layer in found.layers else piece.origin or "inputs"
+        # What a layer keeps may have been made before it.
+        is_inside = piece.layer in found.layers and piece.origin not in ops
+        path = join(first[piece.layer], piece.origin) if is_inside else piece.origin or "inputs"
         one = exact_quotient(piece.bytes, layers)
         count, formula = (1, piece.bytes) if one is None else (layers, one)
         part = ".".join(path.removeprefix(f"{first.get(piece.layer)}.").split(".")[:1])

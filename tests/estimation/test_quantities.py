@@ -74,13 +74,13 @@ def test_a_quantity_is_plain_data():
 
 
 def test_where_activations_come_from():
-    found = estimate("tiny-llama", batch_size=2, max_model_len=12, dtype="float32").explain("activations.none")
-    assert found.formula == str(
-        measure_activations(estimate("tiny-llama").graph, batch_size=2, seq_len=12, dtype="float32").formula
-    )
+    whole = estimate("tiny-llama", batch_size=2, max_model_len=12, dtype="float32")
+    found = whole.explain("activations.none")
+    assert found.formula == "37996*batch*seq + 128*seq"
     ((largest, *_), share) = found.sources, found.by_layer()["attn + mlp"] / found.value
     assert (largest.path, largest.op, largest.count) == ("layers.0.ffn", "gated_activation", 4)
     assert largest.value == 4 * 2 * (2 * 12 * 352) * 4
     assert 0.95 < share < 1
-    inputs = whole.explain("activations.full").sources[1]
-    assert (inputs.path, inputs.count, inputs.formula) == ("layers.0.add", 3, "512*batch*seq")
+    full = {source.path: source for source in whole.explain("activations.full").sources}
+    assert (full["layers.0.add"].count, full["layers.0.add"].formula) == (3, "512*batch*seq")
+    assert full["embed_tokens"].formula == "512*batch*seq"
