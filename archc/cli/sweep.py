@@ -138,7 +138,7 @@ class _Rows:
 
 
 def _report(sweep: Sweep, rows: _Rows, output: Path | None, seconds: float) -> None:
-    """What was done, on stderr; a sweep of which nothing is valid was asked wrongly."""
+    """What was done, on stderr where variants go to stdout; a sweep of which nothing is valid was asked wrongly."""
     from archc.errors import ArchcError
 
     total = len(sweep)
@@ -147,4 +147,4 @@ def _report(sweep: Sweep, rows: _Rows, output: Path | None, seconds: float) -> N
     where = "" if output is None else f"wrote {output}: "
     invalid = f", {rows.num_invalid:,} invalid (column error)" if rows.num_invalid else ""
     rate = f" in {seconds:.1f} s" if seconds >= 0.1 else ""
-    click.echo(f"{where}{total:,} variants{invalid}{rate}", err=True)
+    click.echo(f"{where}{total:,} variants{invalid}{rate}", err=output is None)

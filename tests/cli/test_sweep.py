@@ -57,7 +57,7 @@ def test_invalid_variants_are_counted_at_the_end(invoke: Invoke, tmp_path: Path)
     path = tmp_path / "out.csv"
     result = invoke("sweep", KIMI, "--vary", "mixers.kda.num_heads=0,16", "-o", path)
     assert result.exit_code == 0
-    assert f"wrote {path}: 2 variants, 1 invalid" in result.stderr
+    assert f"wrote {path}: 2 variants, 1 invalid" in result.stdout
     rows = records(path.read_text())
     assert rows[0]["error"] == "mixers.kda.num_heads: should be above 0 (found 0)"
     assert rows[0]["parameters"] == ""

@@ -26,8 +26,8 @@ from archc_exporters.onnx.placement.predict import Scope, predict
 from archc_exporters.onnx.placement.tables import SHORT
 from tests.onnx.awkward import AWKWARD
 from tests.onnx.conftest import ARCHITECTURES, graph_of
+from tests.onnx.placement_judge import CHECK, judged, needs_check
 
-CHECK = Path(__file__).parents[3] / "shared" / "placement" / "check"
 KERNELS = CHECK.with_name("cuda_kernels.json")
 LIBRARIES = Path(os.environ.get("ORT_PLACEMENT_DIR") or Path.home() / ".cache" / "ort-placement") / "shim" / "lib"
 DTYPES = ("float16", "float32", "bfloat16")
@@ -45,7 +45,7 @@ Judge = Callable[..., dict[str, Any]]
 pytestmark = [
     pytest.mark.onnx,
     pytest.mark.torch,
-    pytest.mark.skipif(not CHECK.exists(), reason="the check of placements is not beside the project"),
+    needs_check,
 ]
 
 
@@ -55,8 +55,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     answer = tmp_path_factory.mktemp("judge") / "answer.json"
 
     def run(file: Path, optimisation: str = "disable", *options: str) -> dict[str, Any]:
-        command = [str(CHECK), str(file), "--opt", optimisation, "--json", str(answer), *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = judged(file, "--opt", optimisation, "--json", str(answer), *options)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(answer.read_text("utf-8"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -29,11 +28,11 @@ from archc_exporters.onnx.sources import RandomWeights
 from archc_exporters.onnx.target import BLOCK_SIZES, Quantization, Target
 from archc_exporters.onnx.weights import NUMPY_DTYPES
 from archc_exporters.onnx.write import write
+from tests.onnx.placement_judge import judged, needs_check
 from tests.onnx.test_blocks import matrix_of
 
 pytestmark = pytest.mark.onnx
 
-CHECK = Path(__file__).parents[2].parent / "shared" / "placement" / "check"
 DENSE = """
 spec_version: 1
 name: dense
@@ -368,12 +367,11 @@ def test_a_float_file_says_nothing_of_rounding_and_takes_no_choice_of_it(tmp_pat
         export(graph_of("tied"), tmp_path / "out", max_model_len=64, quant_block_size=64)
 
 
-@pytest.mark.skipif(not CHECK.exists(), reason="needs the placement check")
+@needs_check
 @pytest.mark.parametrize("name", ["tied", "hybrid"])
 def test_every_node_has_a_kernel_on_cuda(exports: Exports, name: str) -> None:
     path, _ = exports.get(name, Quantization(bits=4, symmetric=False), "float16")
     lengths = {"past_length": 7, "seq_length": 1, "kv_length": 8, "max_length": 8}
     fills = [part for name, number in lengths.items() for part in ("--fill", f"{name}={number}")]
-    command = [CHECK, path, "--fail-on-nokernel", "--fail-on-memcpy", "--run", "batch=1,seq=1,capacity=32", *fills]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = judged(path, "--fail-on-nokernel", "--fail-on-memcpy", "--run", "batch=1,seq=1,capacity=32", *fills)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,10 +25,10 @@ from archc_exporters.onnx.export import export
 from archc_exporters.onnx.quality import QualityLoss
 from archc_exporters.onnx.session import Conversation, load_session
 from archc_exporters.onnx.target import Target
+from tests.onnx.placement_judge import judged, needs_check
 
 pytestmark = pytest.mark.onnx
 
-CHECK = Path(__file__).parents[2].parent / "shared" / "placement" / "check"
 SPEC = """
 spec_version: 1
 name: rounded
@@ -265,14 +264,14 @@ def test_the_model_dtype_is_the_same_as_no_rounding() -> None:
     assert replace(Target(dtype="bf16"), kv_cache_dtype="bf16").kv_cache_dtype == "model"
 
 
-@pytest.mark.skipif(not CHECK.exists(), reason="needs the placement check")
+@needs_check
 @pytest.mark.parametrize("dtype", ["int8", "int4", "fp8"])
 def test_every_node_has_a_kernel_on_cuda(tmp_path: Path, dtype: str) -> None:
     exported(tmp_path / "out", graph_of("gqa own"), kv_cache_dtype=dtype, provider="cuda", check=False)
-    command = [CHECK, tmp_path / "out" / "model.onnx", "--fail-on-nokernel", "--fail-on-memcpy"]
+    options = ["--fail-on-nokernel", "--fail-on-memcpy"]
     if dtype != "fp8":
         lengths = {"past_length": 7, "seq_length": 1, "kv_length": 8, "max_length": 8}
         fills = [part for name, number in lengths.items() for part in ("--fill", f"{name}={number}")]
-        command += ["--run", "batch=2,seq=1,capacity=32", *fills]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+        options += ["--run", "batch=2,seq=1,capacity=32", *fills]
+    done = judged(tmp_path / "out" / "model.onnx", *options)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -67,6 +67,7 @@ def test_the_report_says_what_was_checked_line_by_line():
         "cache",
         "twins",
         "gradients",
+        "activations",
     ]
     assert lines[-1].startswith("  ONNX")
 
