@@ -9,16 +9,14 @@ import click
 
 from archc.cli.options import (
     LENGTHS,
-    POSITIVE,
     Command,
-    dtype_option,
     json_option,
     print_json,
     require_extra,
     set_option,
 )
 from archc.cli.outputs import PICTURES, OutputFile
-from archc.cli.time_options import time_options
+from archc.cli.time_options import cost_options
 
 if TYPE_CHECKING:
     from archc.planning.comparison.compare import Comparison
@@ -35,10 +33,7 @@ _TABLES = (".csv", ".md", ".json")
     metavar="LENGTHS",
     help="Tokens at which costs are compared, as in 4k,128k,1M. Default: the least context length of the specs, or 4096.",
 )
-@click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help="Sequences at once.")
-@dtype_option("--dtype", text="dtype of the weights of all. Default: the specs'.")
-@dtype_option("--kv-cache-dtype", text="dtype of all caches but for recurrent states. Default: the specs'.")
-@time_options
+@cost_options
 @click.option(
     "-o",
     "--output",
@@ -54,13 +49,10 @@ _TABLES = (".csv", ".md", ".json")
 def command(
     specs: tuple[str, ...],
     lengths: tuple[int, ...] | None,
-    batch_size: int,
-    dtype: str | None,
-    kv_cache_dtype: str | None,
     outputs: tuple[Path, ...],
     overrides: tuple[str, ...],
     as_json: bool,
-    **timed: Any,
+    **stated: Any,
 ) -> None:
     """Parameters, weights, caches and FLOPs of several specs (files or shipped names) side by side.
 
@@ -70,13 +62,7 @@ def command(
         require_extra("plot", ("matplotlib",), "a chart")
     from archc.planning.comparison.compare import compare
 
-    options: dict[str, Any] = {
-        "overrides": overrides,
-        "batch_size": batch_size,
-        "dtype": dtype,
-        "kv_cache_dtype": kv_cache_dtype,
-        **timed,
-    }
+    options: dict[str, Any] = {"overrides": overrides, **stated}
     found = compare(specs, at=lengths, **options)
     for path in outputs:
         _write(path, found, specs, options)

@@ -9,14 +9,12 @@ import click
 from archc.cli.options import (
     EXIT_CHECK_FAILED,
     LENGTH,
-    POSITIVE,
     Command,
-    dtype_option,
     json_option,
     print_json,
     set_option,
 )
-from archc.cli.time_options import time_options
+from archc.cli.time_options import cost_options
 
 
 @click.command("diff", cls=Command)
@@ -31,10 +29,7 @@ from archc.cli.time_options import time_options
     metavar="LENGTH",
     help="Tokens at which costs are compared, as in 128k (131,072). Default: the least context length of the two, or 4096.",
 )
-@click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help="Sequences at once.")
-@dtype_option("--dtype", text="dtype of the weights of both. Default: the specs'.")
-@dtype_option("--kv-cache-dtype", text="dtype of both caches but for recurrent states. Default: the specs'.")
-@time_options
+@cost_options
 @click.option("--exit-code", "fails", is_flag=True, help="Exit with 1 where the two differ, with 0 where they don't.")
 @set_option
 @json_option
@@ -46,13 +41,10 @@ def command(
     overrides_a: tuple[str, ...],
     overrides_b: tuple[str, ...],
     length: int | None,
-    batch_size: int,
-    dtype: str | None,
-    kv_cache_dtype: str | None,
     fails: bool,
     overrides: tuple[str, ...],
     as_json: bool,
-    **timed: Any,
+    **stated: Any,
 ) -> None:
     """What is otherwise in B than in A, files or shipped names: keys, layers, ops, every cost, and where each comes from.
 
@@ -71,10 +63,7 @@ def command(
         overrides_a=overrides_a,
         overrides_b=overrides_b,
         length=length,
-        batch_size=batch_size,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        **timed,
+        **stated,
     )
     if as_json:
         print_json(found.to_json())

@@ -9,16 +9,14 @@ import click
 
 from archc.cli.options import (
     LENGTHS,
-    POSITIVE,
     Command,
-    dtype_option,
     json_option,
     print_json,
     require_extra,
     set_option,
 )
 from archc.cli.outputs import PICTURES, OutputFile
-from archc.cli.time_options import time_options
+from archc.cli.time_options import cost_options
 
 
 @click.command("plot", cls=Command)
@@ -46,10 +44,7 @@ from archc.cli.time_options import time_options
     metavar="LENGTHS",
     help="Least and greatest length of curves in tokens, as in 1k,1M; a single one is marked. Default: 1k,1M.",
 )
-@click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help="Sequences at once.")
-@dtype_option("--dtype", text="dtype of the weights of all. Default: the specs'.")
-@dtype_option("--kv-cache-dtype", text="dtype of all caches but for recurrent states. Default: the specs'.")
-@time_options
+@cost_options
 @set_option
 @json_option
 def command(
@@ -57,12 +52,9 @@ def command(
     what: tuple[str, ...],
     output: Path | None,
     lengths: tuple[int, ...] | None,
-    batch_size: int,
-    dtype: str | None,
-    kv_cache_dtype: str | None,
     overrides: tuple[str, ...],
     as_json: bool,
-    **timed: Any,
+    **stated: Any,
 ) -> None:
     """Charts of one or several specs (files or shipped names): cache and FLOPs over the length, parameters by part, rooflines.
 
@@ -79,10 +71,7 @@ def command(
         what=what,
         at=lengths,
         overrides=overrides,
-        batch_size=batch_size,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        **timed,
+        **stated,
     )
     if output is not None:
         from archc.cli.files import write_atomically

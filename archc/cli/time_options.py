@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from archc.cli.options import POSITIVE, dtype_option
 from archc.cli.plan_options import RANKS, gpu_option
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -24,6 +25,16 @@ def time_options(function: Function) -> Function:
         function = click.option(f"--{name}-efficiency", type=_SHARE, metavar="SHARE", help=text)(function)
     text = "Devices of each model, shared by tp as far as links reach, then by dp. Default: 1."
     return gpu_option(click.option("--gpus", type=RANKS, metavar="N", help=text)(function))
+
+
+def cost_options(function: Function) -> Function:
+    """What every model of a comparison is estimated with: batch, dtypes and devices, by the names that the library has."""
+    function = time_options(function)
+    text = "dtype of all caches but for recurrent states. Default: the specs'."
+    function = dtype_option("--kv-cache-dtype", text=text)(function)
+    function = dtype_option("--dtype", text="dtype of the weights of all. Default: the specs'.")(function)
+    text = "Sequences at once."
+    return click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help=text)(function)
 
 
 def roof_text(options: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from archc.errors import ArchcError, Problem, SpecError
 from archc.estimation.estimate import DEFAULT_LENGTH_TOKENS, Estimate, estimate
@@ -16,6 +16,21 @@ from archc.planning.timing.estimate import Timing, estimate_time
 from archc.spec.schema import Spec
 
 Loaded = TypeVar("Loaded")
+
+
+class Stated(TypedDict, total=False):
+    """The fields of ``Options`` as keywords of ``archc.diff``, ``archc.compare`` and ``archc.plot``."""
+
+    batch_size: int
+    source_len: int | None
+    dtype: str | None
+    kv_cache_dtype: str | None
+    block_size: int | None
+    gpu: str | None
+    gpus: int | None
+    hardware: str | PathLike[str] | None
+    compute_efficiency: float | None
+    memory_efficiency: float | None
 
 
 @dataclass(frozen=True, slots=True)

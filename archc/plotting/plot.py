@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from archc.errors import ArchcError, MissingExtraError
 from archc.planning.comparison.curves import (
@@ -20,7 +20,7 @@ from archc.planning.comparison.curves import (
     parameter_bars,
 )
 from archc.planning.comparison.rooflines import RooflineChart, roofline_charts
-from archc.planning.models import Model, Options, Source, common_length, open_models
+from archc.planning.models import Model, Options, Source, Stated, common_length, open_models
 from archc.spec.near import nearest
 
 if TYPE_CHECKING:
@@ -81,39 +81,19 @@ def plot(
     what: str | Sequence[str] = "all",
     at: Sequence[int] | None = None,
     overrides: Sequence[str] = (),
-    batch_size: int = 1,
-    source_len: int | None = None,
-    dtype: str | None = None,
-    kv_cache_dtype: str | None = None,
-    block_size: int | None = None,
-    gpu: str | None = None,
-    gpus: int | None = None,
-    hardware: str | PathLike[str] | None = None,
-    compute_efficiency: float | None = None,
-    memory_efficiency: float | None = None,
+    **stated: Unpack[Stated],
 ) -> Plot:
     """Charts of specs, graphs, files or shipped names: ``cache``, ``flops``, ``parameters``, ``roofline``, or ``all``.
 
     Curves go from the least to the greatest length of ``at``, in tokens; one length is marked in curves from 1k to 1M. A
     roofline is of the greatest one, by default the least context length of the models, on ``gpu``; ``all`` has one where a
-    device is named.
+    device is named. Further keywords are those of ``archc.planning.models.Options``.
 
     Raises:
         ArchcError: a spec has problems, there is no such chart, or an option is none for a model.
     """
-    options = Options(
-        batch_size=batch_size,
-        source_len=source_len,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        block_size=block_size,
-        gpu=gpu,
-        gpus=gpus,
-        hardware=hardware,
-        compute_efficiency=compute_efficiency,
-        memory_efficiency=memory_efficiency,
-    )
-    names = charts_named(what, has_device=gpu is not None)
+    options = Options(**stated)
+    names = charts_named(what, has_device=options.gpu is not None)
     models = open_models(sources, overrides)
     lengths, marks = _span(at)
     charts: list[Curves | Bars | RooflineChart] = []

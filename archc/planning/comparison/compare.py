@@ -7,12 +7,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from os import PathLike
-from typing import Any
+from typing import Any, Unpack
 
 from archc.errors import ArchcError
 from archc.planning.comparison.measures import MEASURES, Measure, Number, measures
-from archc.planning.models import Model, Options, Source, common_length, open_models
+from archc.planning.models import Model, Options, Source, Stated, common_length, open_models
 
 COMPARE_CONVENTIONS: dict[str, str] = {
     "least": "the least of a row of bytes, FLOPs or times is marked: the cheapest, which says nothing about what a model can do",
@@ -102,36 +101,17 @@ def compare(
     *,
     at: Sequence[int] | int | None = None,
     overrides: Sequence[str] = (),
-    batch_size: int = 1,
-    source_len: int | None = None,
-    dtype: str | None = None,
-    kv_cache_dtype: str | None = None,
-    block_size: int | None = None,
-    gpu: str | None = None,
-    gpus: int | None = None,
-    hardware: str | PathLike[str] | None = None,
-    compute_efficiency: float | None = None,
-    memory_efficiency: float | None = None,
+    **stated: Unpack[Stated],
 ) -> Comparison:
     """Several specs, graphs, files or shipped names at the same lengths, in tokens.
 
-    ``at`` defaults to the least context length that they state; ``overrides`` are ``path=value`` for each of them.
+    ``at`` defaults to the least context length that they state; ``overrides`` are ``path=value`` for each of them;
+    further keywords are those of ``archc.planning.models.Options``.
 
     Raises:
         ArchcError: a spec has problems, or an option is none for it.
     """
-    options = Options(
-        batch_size=batch_size,
-        source_len=source_len,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        block_size=block_size,
-        gpu=gpu,
-        gpus=gpus,
-        hardware=hardware,
-        compute_efficiency=compute_efficiency,
-        memory_efficiency=memory_efficiency,
-    )
+    options = Options(**stated)
     models = open_models(sources, overrides)
     lengths = common_lengths(models, at)
     costs = {length: [measures(model, length, options) for model in models] for length in lengths}

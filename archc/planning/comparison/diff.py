@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from archc.graph.graph import Graph
 from archc.graph.lock_diff import difference
@@ -17,7 +17,7 @@ from archc.graph.lockfile import to_lock
 from archc.planning.comparison.alone import Alone, Trial, trials
 from archc.planning.comparison.measures import Measure, Number, layers_by_part, measures
 from archc.planning.comparison.structure import KeyChange, LayerChange, key_changes, layer_changes, layer_counts
-from archc.planning.models import Model, Options, all_loaded, common_length, open_model
+from archc.planning.models import Model, Options, Stated, all_loaded, common_length, open_model
 from archc.spec.resolved import resolved
 
 MAX_TRIALS = 100
@@ -155,36 +155,17 @@ def diff(
     overrides_a: Sequence[str] = (),
     overrides_b: Sequence[str] = (),
     length: int | None = None,
-    batch_size: int = 1,
-    source_len: int | None = None,
-    dtype: str | None = None,
-    kv_cache_dtype: str | None = None,
-    block_size: int | None = None,
-    gpu: str | None = None,
-    gpus: int | None = None,
-    hardware: str | PathLike[str] | None = None,
-    compute_efficiency: float | None = None,
-    memory_efficiency: float | None = None,
+    **stated: Unpack[Stated],
 ) -> Diff:
     """What is otherwise in ``b``, a file or a shipped name, by default ``a`` again with ``overrides_b``.
 
-    ``overrides`` are ``path=value`` for both. ``length`` in tokens defaults to the least context length that they state.
+    ``overrides`` are ``path=value`` for both. ``length`` in tokens defaults to the least context length that they state;
+    further keywords are those of ``archc.planning.models.Options``.
 
     Raises:
         ArchcError: a spec has problems, or an option is none for them.
     """
-    options = Options(
-        batch_size=batch_size,
-        source_len=source_len,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        block_size=block_size,
-        gpu=gpu,
-        gpus=gpus,
-        hardware=hardware,
-        compute_efficiency=compute_efficiency,
-        memory_efficiency=memory_efficiency,
-    )
+    options = Options(**stated)
     set_a, set_b = ([*overrides, *own] for own in (overrides_a, overrides_b))
     other = a if b is None else b
     one, two = all_loaded((partial(resolved, Path(a), set_a), partial(resolved, Path(other), set_b)))
