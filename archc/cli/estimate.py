@@ -9,7 +9,6 @@ import click
 from archc.cli.options import (
     LENGTH,
     POSITIVE,
-    Command,
     dtype_option,
     json_option,
     max_model_len_option,
@@ -18,11 +17,11 @@ from archc.cli.options import (
     set_option,
     spec_argument,
 )
-from archc.cli.plan_parts import Asked, Part, asked_parts, part_options
+from archc.cli.plan_parts import Asked, Part, PartsCommand, asked_parts, part_options
 from archc.errors import ArchcError, Problem, SpecError
 
 
-@click.command("estimate", cls=Command)
+@click.command("estimate", cls=PartsCommand)
 @spec_argument
 @click.option("--batch-size", type=POSITIVE, metavar="N", default=1, show_default=True, help="Sequences at once.")
 @max_model_len_option

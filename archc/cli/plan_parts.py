@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from archc.cli.options import BYTES, COUNT, LENGTH, POSITIVE
+from archc.cli.options import BYTES, COUNT, LENGTH, POSITIVE, Command
 from archc.cli.plan_options import gpu_option, split_options
 from archc.cli.train_options import TRAIN_OPTIONS
+from archc.spec.near import listed
 
 if TYPE_CHECKING:
     from archc.graph.graph import Graph
@@ -237,6 +238,26 @@ def _add(function: Any, option: click.Option) -> None:
     params.append(option)
 
 
+def _flags_of(name: str | None) -> list[str]:
+    """Flags of the parts in which an option means something; none for options of every estimate."""
+    return [part.flag for part in PARTS if name in _SHARED or any(option.name == name for option in part.options)]
+
+
+class PartsCommand(Command):
+    """A command whose help lists options under the flags that they belong to."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                flags = [f"--{flag}" for flag in _flags_of(param.name)]
+                groups.setdefault(f"With {listed(flags, 'or')}" if flags else "Options", []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 def asked_parts(ctx: click.Context, values: dict[str, Any]) -> list[Part]:
     """The parts whose flags are given.
 
@@ -244,16 +265,12 @@ def asked_parts(ctx: click.Context, values: dict[str, Any]) -> list[Part]:
         UsageError: an option is given without the flag that it belongs to; all such options are named.
     """
     asked = [part for part in PARTS if values[part.flag]]
-    owners: dict[str | None, list[str]] = {}
-    for part in PARTS:
-        for option in part.options:
-            owners.setdefault(option.name, []).append(part.flag)
     wrong: list[str] = []
     for param in ctx.command.params:
         name = param.name or ""
         if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
-        flags = [part.flag for part in PARTS] if name in _SHARED else owners.get(name, [])
+        flags = _flags_of(name)
         if flags and not any(part.flag in flags for part in asked):
             wrong.append(f"{param.opts[0]} belongs to {' or '.join(f'--{flag}' for flag in flags)}")
     if wrong:

@@ -316,6 +316,8 @@ class _Cutter:
     def _divides(self, scope: _Scope, units: int, axis: str, ranks: int, name: str) -> None:
         if units % ranks:
             what = {"ffn": "feed-forward channels"}.get(axis, axis)
+            if units == 1:
+                what = what.removesuffix("s")
             counts = " and ".join(f"{count:,}" for count in scope.counts.get(axis, [units]))
             self._problems.setdefault(
                 f"{scope.kind} {axis} {counts}", f"{counts} {what} of {scope.place} can't be cut into {ranks} ({name})"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
+from click.testing import Result
 
 from archc.cli.main import COMMANDS, archc
 
@@ -283,3 +286,14 @@ def test_every_command_is_listed_with_one_line_and_has_help():
         assert command is not None
         assert command.help
         assert COMMANDS[name].endswith(".")
+
+
+def test_the_help_of_estimate_lists_options_under_the_flags_that_they_belong_to(invoke: Callable[..., Result]):
+    sections = invoke("estimate", "--help").stdout.split("\n\n")
+    under = {section.splitlines()[0].strip(): section for section in sections}
+    assert "--batch-size" in under["Options:"]
+    assert "--tp" in under["With --serve, --train or --time:"]
+    assert "--prefix-caching" in under["With --serve:"]
+    assert "--zero" in under["With --train:"]
+    assert "--recompute" in under["With --train or --time:"]
+    assert "--mfu" in under["With --time:"]

@@ -52,7 +52,7 @@ def test_one_rank_holds_every_weight_and_state_whole(name: str):
     assert not sharding.notes
 
 
-ODD_HEADS = {"bahdanau-2015": "1 heads", "falcon-7b": "71 heads", "gpt2-xl": "25 heads", "smollm2-135m": "9 heads"}
+ODD_HEADS = {"bahdanau-2015": "1 head", "falcon-7b": "71 heads", "gpt2-xl": "25 heads", "smollm2-135m": "9 heads"}
 
 
 @pytest.mark.parametrize("name", ODD_HEADS)
