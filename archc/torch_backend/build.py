@@ -80,6 +80,13 @@ def init(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
+def drawn(param: Param, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """A weight by itself: drawn one after the other in the graph's order, they are those of ``init``."""
+    tensor = torch.empty(param.shape, dtype=dtype, device=generator.device)
+    _draw(tensor, param, generator)
+    return tensor
+
+
 def _draw(tensor: Tensor, param: Param, generator: torch.Generator) -> None:
     match param.init:
         case "normal":

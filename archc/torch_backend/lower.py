@@ -73,11 +73,11 @@ class _Lowering:
         nn.Module.__init__(module)
         for item in body.items:
             if isinstance(item, Call):
-                _place(module, item.name, self._instance(item.body, _class_name(item)))
+                place(module, item.name, self._instance(item.body, _class_name(item)))
             else:
                 leaf = leaves[item]
                 if isinstance(leaf, nn.Module):
-                    _place(module, item.name, leaf)
+                    place(module, item.name, leaf)
         return module
 
     def _signature(self, body: Body) -> Hashable:
@@ -261,7 +261,7 @@ def _class_name(call: Call) -> str:
     return "".join(part.title() for part in call.name.replace(".", "_").split("_"))
 
 
-def _place(root: nn.Module, path: str, module: nn.Module) -> None:
+def place(root: nn.Module, path: str, module: nn.Module) -> None:
     """Put a module under a dotted name; numbers become elements of a ModuleList."""
     *parents, last = path.split(".")
     home: nn.Module = root

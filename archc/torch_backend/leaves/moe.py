@@ -99,16 +99,21 @@ class Experts(nn.Module):
         rows_RD = x_TD[order_R // top_k]
         if self.weight_on == "input":
             rows_RD = rows_RD * weight_R1
-        gate = self._project(rows_RD, self.gate_proj, self.gate_proj_bias, ends_E, sorted_R)
-        up = self._project(rows_RD, self.up_proj, self.up_proj_bias, ends_E, sorted_R)
-        assert up is not None
-        y_RD = self._project(self.middle(gate, up), self.down_proj, self.down_proj_bias, ends_E, sorted_R)
-        assert y_RD is not None
+        y_RD = self.run(rows_RD, ends_E, sorted_R)
         if self.weight_on == "output":
             y_RD = y_RD * weight_R1
         # Rows back to their tokens, then the k rows of a token added: no atomic adds, so runs are repeatable.
         back_R = torch.empty_like(order_R).scatter(0, order_R, torch.arange(order_R.shape[0], device=x.device))
         return y_RD[back_R].unflatten(0, (-1, top_k)).sum(1).view(x.shape)
+
+    def run(self, rows_RD: Tensor, ends_E: Tensor, sorted_R: Tensor) -> Tensor:
+        """Rows that are sorted by their experts ``sorted_R`` through those: (R, D). ``ends_E`` is the row where each one's end."""
+        gate = self._project(rows_RD, self.gate_proj, self.gate_proj_bias, ends_E, sorted_R)
+        up = self._project(rows_RD, self.up_proj, self.up_proj_bias, ends_E, sorted_R)
+        assert up is not None
+        y_RD = self._project(self.middle(gate, up), self.down_proj, self.down_proj_bias, ends_E, sorted_R)
+        assert y_RD is not None
+        return y_RD
 
     def middle(self, gate: Tensor | None, up: Tensor) -> Tensor:
         """What stands between the projections of an expert."""

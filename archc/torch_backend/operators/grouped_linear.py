@@ -22,7 +22,7 @@ def _ranges(ends_E: Tensor) -> list[tuple[int, int, int]]:
 
 def _on_tensor_cores(x: Tensor) -> bool:
     """Whether torch's grouped kernel takes this: bfloat16 on CUDA. Untested for lack of a GPU."""
-    return x.is_cuda and x.dtype == torch.bfloat16 and hasattr(functional, "grouped_mm")
+    return x.is_cuda and x.dtype == torch.bfloat16 and x.shape[0] > 0 and hasattr(functional, "grouped_mm")
 
 
 @torch.library.custom_op("archc::grouped_linear", mutates_args=())

@@ -1,0 +1,1 @@
+"""A model and its batches over the ranks of a process group."""

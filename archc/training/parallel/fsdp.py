@@ -1,0 +1,70 @@
+"""FSDP2 over dp x cp: a group a layer, one for the rest, and groups of their own for experts that ranks share and for float32 leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from archc.graph.graph import LAYER, Graph
+from archc.ir.values import MODEL_DTYPE
+from archc.training.options import TrainOptions
+from archc.training.parallel.world import World
+
+
+def needs_fsdp(options: TrainOptions) -> bool:
+    """Whether weights are cut over ranks, or computed in another dtype than they are kept in: FSDP2 does both."""
+    return options.parallel.dp * options.parallel.cp > 1 or options.dtype != "float32"
+
+
+def shard_weights(module: nn.Module, graph: Graph, world: World, options: TrainOptions) -> nn.Module:
+    """``fully_shard`` for a ``TrainingModel`` or a stage of one; names below ``model`` are the graph's. Gradients are summed.
+
+    A weight whose dtype the graph fixes is computed in that, whatever the policy. A router's choice is cast nowhere.
+    """
+    model = module.get_submodule("model")
+    mesh = world.submesh("dp_cp")
+    policy = _policy(options)
+    own = MixedPrecisionPolicy(cast_forward_inputs=False)
+    for leaf, params in _leaves(model, graph):
+        if options.parallel.ep > 1 and any("experts" in param.axes for param in params):
+            _shard(leaf, world.expert_submesh("expert_dp"), policy, options)
+        elif all(param.dtype != MODEL_DTYPE for param in params) and options.dtype != "float32":
+            _shard(leaf, mesh, own, options)
+    for name, layer in model.named_modules():
+        if LAYER.search(name):
+            _shard(layer, mesh, policy, options)
+    return _shard(module, mesh, policy, options)
+
+
+def _policy(options: TrainOptions) -> MixedPrecisionPolicy:
+    if options.dtype == "float32":
+        return MixedPrecisionPolicy()
+    # Inputs of layers have the policy's dtype already but for what is float32 on purpose: rotary tables, decays, routers' weights.
+    return MixedPrecisionPolicy(
+        param_dtype=getattr(torch, options.dtype), reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+
+
+def _shard(module: Any, mesh: Any, policy: MixedPrecisionPolicy, options: TrainOptions) -> nn.Module:
+    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=options.zero == 3)
+    assert isinstance(module, FSDPModule)
+    # A step's loss is divided by all of its targets, so ranks have parts of a sum and not each a mean.
+    module.set_gradient_divide_factor(1.0)
+    return module
+
+
+def _leaves(model: nn.Module, graph: Graph) -> list[tuple[nn.Module, list[Any]]]:
+    """Each module that holds weights itself, with what the graph says of them."""
+    params = graph.params()
+    found: list[tuple[nn.Module, list[Any]]] = []
+    for path, module in model.named_modules():
+        names = [
+            f"{path}.{name}" if path else name for name in module._parameters if module._parameters[name] is not None
+        ]
+        known = [params[name] for name in names if name in params]
+        if known:
+            found.append((module, known))
+    return found
