@@ -37,6 +37,27 @@ class Text:
         """Ids of a prompt, with the special tokens that the tokenizer puts around it."""
         return self._tokenizer.encode(text).ids
 
+    def encode_many(self, texts: Sequence[str], *, with_special: bool = False) -> list[list[int]]:
+        """Ids of several texts, without the special tokens that the tokenizer would put around each unless they are wanted.
+
+        Raises:
+            ArchcError: a text holds what the tokenizer has no id for.
+        """
+        try:
+            rows = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=with_special)
+        except Exception as error:  # The library raises nothing more special.
+            raise ArchcError(f"the tokenizer has no ids for all of a text: {error}") from error
+        return [row.ids for row in rows]
+
+    def special_ids(self) -> tuple[int, ...]:
+        """Ids of the special tokens, in order."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return tuple(sorted(number for number, token in added.items() if token.special))
+
+    def to_json(self) -> str:
+        """The tokenizer as its file says it, without padding and truncation."""
+        return self._tokenizer.to_str()
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
