@@ -107,7 +107,7 @@ class Experts(nn.Module):
         return y_RD[back_R].unflatten(0, (-1, top_k)).sum(1).view(x.shape)
 
     def run(self, rows_RD: Tensor, ends_E: Tensor, sorted_R: Tensor) -> Tensor:
-        """Rows that are sorted by their experts ``sorted_R`` through those: (R, D). ``ends_E`` is the row where each one's end."""
+        """Rows, sorted by their experts ``sorted_R``, through those: (R, D). Those of expert e end before row ``ends_E[e]``."""
         gate = self._project(rows_RD, self.gate_proj, self.gate_proj_bias, ends_E, sorted_R)
         up = self._project(rows_RD, self.up_proj, self.up_proj_bias, ends_E, sorted_R)
         assert up is not None
