@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from archc.planning.comparison.compare import compare
     from archc.planning.comparison.diff import diff
     from archc.planning.parallel import Parallel
+    from archc.planning.plan import plan
     from archc.planning.search.fit import fit
     from archc.planning.search.sweep import sweep
     from archc.planning.serving.estimate import estimate_serving
@@ -51,6 +52,7 @@ __all__ = [
     "loads_spec",
     "new_cache",
     "pad_right",
+    "plan",
     "plot",
     "recompute",
     "report",
@@ -79,6 +81,7 @@ _HOMES = {
     "new_cache": "archc.torch_backend.build",
     "pad_right": "archc.torch_backend.step",
     "Parallel": "archc.planning.parallel",
+    "plan": "archc.planning.plan",
     "plot": "archc.plotting.plot",
     "recompute": "archc.torch_backend.recompute",
     "report": "archc.reporting.report",

@@ -23,6 +23,7 @@ COMMANDS = {
     "fit": "Values of some keys at which a spec comes to a size, or fits a memory.",
     "show": "The layers that a spec describes, the merged spec, or its lockfile.",
     "validate": "Check spec files and print every problem.",
+    "plan": "How training cuts a spec over ranks, what each holds, and what they send each other.",
     "attention": "What each token reads of each token: maps of attention as pictures and in numbers.",
     "build": "A PyTorch model: its module tree, or its files.",
     "export": "A fused ONNX model.",

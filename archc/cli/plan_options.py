@@ -35,14 +35,19 @@ def gpu_option(function: Function) -> Function:
 
 def split_options(function: Function) -> Function:
     """--gpus, --tp, --pp, --ep, --dp, --cp; the command gets each as a number or None."""
-    for name, text in reversed(_SPLITS.items()):
-        function = click.option(f"--{name}", type=RANKS, metavar="N", help=f"{text} Default: 1.")(function)
     text = (
         "Devices. Without --tp and --pp they are shared by tp as far as the model can be cut, then by pp; for --time by tp "
         "as far as links reach, then by dp. What stated ranks leave is tp's, "
         "for --train dp's, for --time dp's where --dp is not stated."
     )
-    return click.option("--gpus", type=RANKS, metavar="N", help=text)(function)
+    return click.option("--gpus", type=RANKS, metavar="N", help=text)(rank_options(function))
+
+
+def rank_options(function: Function) -> Function:
+    """--tp, --pp, --ep, --dp, --cp likewise."""
+    for name, text in reversed(_SPLITS.items()):
+        function = click.option(f"--{name}", type=RANKS, metavar="N", help=f"{text} Default: 1.")(function)
+    return function
 
 
 def parallel_of(values: dict[str, int | None]) -> Parallel | None:

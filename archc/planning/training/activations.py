@@ -61,7 +61,7 @@ class KeptByStages:
         self.places = _Places(graph, len(stages))
         self.layers = {call.name: call.body.label for call in graph.root.calls() if LAYER.match(call.name)}
         self.totals = Counter(self.layers.values())
-        tables = {value for node in _tables(graph) for value in node.outputs}
+        tables = {value for node in shared_tables(graph) for value in node.outputs}
         self.streams = {
             call.name: Piece(call.name, "", None, 1, _stream_bytes(call, tables, dtype))
             for call in graph.root.calls()
@@ -171,7 +171,7 @@ class _Places:
         self.stages: dict[str, int] = {}
         for index, items in enumerate(split_into_stages(graph, stages).stages):
             self._place(index, items)
-        self.tables = {_origin(item) for item in _tables(graph)}
+        self.tables = {_origin(item) for item in shared_tables(graph)}
 
     def _place(self, index: int, items: StageItems) -> None:
         for item in (*items.before, *items.behind):
@@ -187,7 +187,7 @@ class _Places:
         return self.stages.get(piece.origin, self.last if piece.origin else 0)
 
 
-def _tables(graph: Graph) -> list[Node]:
+def shared_tables(graph: Graph) -> list[Node]:
     """What all layers read and none is given a gradient of, or one by distance: rotations, biases, masks."""
     given = set(graph.inputs.values())
     return [
