@@ -58,7 +58,7 @@ def split_into_stages(graph: Graph, pp: int) -> Staged:
         begin += count
     makers = {value: item for item in graph.root.items for value in item.outputs}
     _place_others(graph, stages, stage_of)
-    _copy_what_is_not_sent(stages, makers)
+    _copy_what_is_not_sent(graph, stages, makers)
     problems += _shared_rows(layers, stage_of, makers)
     return Staged(stages, problems, notes)
 
@@ -79,19 +79,33 @@ def _place_others(graph: Graph, stages: list[StageItems], stage_of: dict[Item, i
     stage_of |= dict.fromkeys(waiting, len(stages) - 1)
 
 
-def _copy_what_is_not_sent(stages: list[StageItems], makers: dict[Value, Item]) -> None:
+def _copy_what_is_not_sent(graph: Graph, stages: list[StageItems], makers: dict[Value, Item]) -> None:
     """Tables that several stages read (biases by distance, rotations) stand on each; values of tokens are sent on."""
+    tables = set(tables_of_positions(graph))
     for stage in stages:
         known: set[Item] = {*stage.before, *stage.layers, *stage.behind}
         wanted = [value for item in list(known) for value in item.inputs]
         while wanted:
             value = wanted.pop()
             item = makers.get(value)
-            if item is None or item in known or is_stream(value) or (isinstance(item, Call) and LAYER.match(item.name)):
+            if item is None or item in known or (isinstance(item, Call) and LAYER.match(item.name)):
+                continue
+            if is_stream(value) and item not in tables:
                 continue
             known.add(item)
             stage.before.append(item)
             wanted += item.inputs
+
+
+def tables_of_positions(graph: Graph) -> list[Node]:
+    """What is made of the model's inputs alone, without weights: rotations and masks, cheaper to make again than to send."""
+    known = set(graph.inputs.values())
+    found: list[Node] = []
+    for node in graph.root.nodes():
+        if not node.params and known.issuperset(node.inputs):
+            found.append(node)
+            known.update(node.outputs)
+    return found
 
 
 def is_stream(value: Value) -> bool:

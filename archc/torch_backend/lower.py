@@ -130,7 +130,7 @@ class _Lowering:
                 suffix = "" if endings[ending] == 1 else f"_{endings[ending]}"
                 cells[path] = graph.placeholder(f"{ending}{suffix}", default_value=None)
         is_mixed = any(not _is_source(item) for item in body.items)
-        for item in body.items:
+        for number, item in enumerate(body.items):
             args: list[Any] = [env[value] for value in item.inputs]
             # What is made of an encoder's tokens only is left out of the calls that bring none.
             is_left_out = is_mixed and _is_source(item)
@@ -154,6 +154,9 @@ class _Lowering:
                 take = part_or_none if is_left_out else operator.getitem
                 for i, value in enumerate(item.outputs):
                     env[value] = _function(graph, f"{result.name}_{i}", take, (result, i))
+            for i, value in enumerate(item.outputs):
+                # By number: bodies of other graphs that print the same source share this class.
+                env[value].meta["made_by"] = (number, i)
             if tail.intersection(item.outputs):
                 # The final norm and the head need no more tokens than the caller does.
                 read = {value for later in body.items[body.items.index(item) + 1 :] for value in later.inputs}
