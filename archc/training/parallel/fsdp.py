@@ -1,4 +1,4 @@
-"""FSDP2 over dp x cp: a group a layer, one for the rest, and groups of their own for experts that ranks share and for float32 leaves."""
+"""FSDP2 over dp x cp: a group a layer, one for the rest, others for experts that ranks share and for float32 leaves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shard_weights(module: nn.Module, graph: Graph, world: World, options: TrainO
 def _policy(options: TrainOptions) -> MixedPrecisionPolicy:
     if options.dtype == "float32":
         return MixedPrecisionPolicy()
-    # Inputs of layers have the policy's dtype already but for what is float32 on purpose: rotary tables, decays, routers' weights.
+    # Inputs have the policy's dtype already, but for what is float32 on purpose: rotary tables, decays, routers' weights.
     return MixedPrecisionPolicy(
         param_dtype=getattr(torch, options.dtype), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -53,6 +53,8 @@ def _shard(module: Any, mesh: Any, policy: MixedPrecisionPolicy, options: TrainO
     assert isinstance(module, FSDPModule)
     # A step's loss is divided by all of its targets, so ranks have parts of a sum and not each a mean.
     module.set_gradient_divide_factor(1.0)
+    # A factor alone would become a multiplied sum, which only nccl has.
+    module.set_force_sum_reduction_for_comms(True)
     return module
 
 

@@ -23,7 +23,8 @@ TIMEOUT_S = 600
 
 @dataclass(eq=False)
 class World:
-    """One rank among ``size``. ``mesh`` has the dimensions ``DIMS``, outermost first, and is None where there is one rank and no group.
+    """One rank among ``size``. ``mesh`` has the dimensions ``DIMS``, outermost first, and is None without a
+    group, where there is one rank.
 
     ``expert_mesh`` is the same ranks with dp x cp parted into ``expert_dp`` x ``ep``: ranks of ``ep`` share experts, those of
     ``expert_dp`` hold the same ones.
@@ -75,7 +76,7 @@ class World:
         return mesh.get_group()
 
     def all_sum(self, tensor: Tensor, *names: str) -> Tensor:
-        """The sum over some dimensions, the same on all of their ranks; without names over dp, cp and pp, as losses are summed."""
+        """The sum over some dimensions, the same on all of their ranks; without names over dp, cp and pp, as for losses."""
         found = tensor.detach().clone()
         for name in names or ("dp_cp", "pp"):
             if self.mesh is not None and self.ways(name) > 1:
@@ -117,7 +118,8 @@ def open_world(parallel: Parallel, device: str | None = None, *, needs_mesh: boo
     if not dist.is_initialized():
         options: dict[str, Any] = {"timeout": timedelta(seconds=float(os.environ.get("ARCHC_TIMEOUT_S", TIMEOUT_S)))}
         if not is_launched():
-            options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+            store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]: it is documented there
+            options |= {"store": store, "rank": 0, "world_size": 1}
         # gloo beside nccl: checkpoints and sums of numbers go over the host.
         dist.init_process_group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", **options)
     shape = tuple(getattr(parallel, name) for name in DIMS)

@@ -1,0 +1,89 @@
+"""A spec's model as this rank trains it: cut, wrapped, allocated, and initialised as one process would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archc.errors import Problem, SpecError
+from archc.graph.graph import LAYER, Graph
+from archc.planning.sharding import shard
+from archc.planning.trainable import training_limits
+from archc.torch_backend.build import build
+from archc.torch_backend.recompute import recompute
+from archc.torch_backend.weights import materialise
+from archc.training.engine import Cut, Engine, PlainEngine
+from archc.training.module import TrainingModel
+from archc.training.options import TrainOptions
+from archc.training.parallel.fsdp import needs_fsdp, shard_weights
+from archc.training.parallel.initialise import initialise
+from archc.training.parallel.world import World
+
+
+@dataclass(eq=False)
+class Prepared:
+    """``module.model`` holds this rank's weights under the graph's names; ``engine`` runs steps."""
+
+    graph: Graph
+    module: TrainingModel
+    engine: Engine
+
+
+def prepare(graph: Graph, options: TrainOptions, world: World, *, initialised: bool = True) -> Prepared:
+    """A graph's model on this rank, weights drawn from ``options.seed`` unless they are to be loaded.
+
+    Raises:
+        SpecError: the model can't be cut so, or can't be trained so; every reason is listed.
+    """
+    refuse_what_cannot_be(graph, options)
+    model: Any = build(graph, device="meta")
+    cut: Cut | None = None
+    recompute(model, options.recompute)
+    module = TrainingModel(model, loss_chunk=options.loss_chunk, z_loss=options.z_loss)
+    engine: Engine = PlainEngine(module, world.device, cut)
+    if options.compile:
+        for name, layer in model.named_modules():
+            if LAYER.search(name):
+                layer.compile()
+    if needs_fsdp(options):
+        shard_weights(module, graph, world, options)
+    allocate(module, world.device)
+    if initialised:
+        initialise(model, graph, options.seed)
+    return Prepared(graph, module, engine)
+
+
+def refuse_what_cannot_be(graph: Graph, options: TrainOptions) -> None:
+    """Every reason against a plan.
+
+    Raises:
+        SpecError: there are some.
+    """
+    problems = list(shard(graph, options.parallel, vocab_multiple=1).problems)
+    problems += [reason for reason in training_limits(graph, options.parallel) if reason not in problems]
+    if problems:
+        raise SpecError([Problem(message=message, code="training") for message in problems])
+
+
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Storage for every weight on the meta device; tied weights stay tied, also those that FSDP2 has cut."""
+    if not any(hasattr(weight, "device_mesh") for weight in module.parameters()):
+        materialise(module, device)
+        return
+    ties: dict[int, list[str]] = {}
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        ties.setdefault(id(weight), []).append(name)
+    module.to_empty(device=device)
+    for first, *others in ties.values():
+        weight = module.get_parameter(first)
+        for name in others:
+            home, _, last = name.rpartition(".")
+            module.get_submodule(home)._parameters[last] = weight
+
+
+def trained(module: TrainingModel) -> dict[str, Tensor]:
+    """Graph name -> parameter of this rank, tied ones once."""
+    return dict(module.model.named_parameters())
