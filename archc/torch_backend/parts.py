@@ -1,6 +1,7 @@
 """A model's forward in two parts, and a piece of any generated forward.
 
-Losses take logits a chunk at a time, and stages run some layers. A part runs the model's own submodules under their own names; it is cut from the ``fx.Graph`` that the forward was printed from.
+Losses take logits a chunk at a time, and stages run some layers. A part runs the model's own submodules under their own
+names; it is cut from the ``fx.Graph`` that the forward was printed from.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def cut(
 ) -> fx.Graph:
     """What makes ``outputs`` of ``inputs``, as a graph of its own.
 
-    Arguments are the inputs, then those of ``graph`` that it reads. It returns a tuple. Nodes that are ``left_out`` give what their first argument is.
+    Arguments are the inputs, then those of ``graph`` that it reads. It returns a tuple. Nodes that are ``left_out`` give what
+    their first argument is.
     """
     skipped = set(left_out)
     needed: set[fx.Node] = set()

@@ -14,8 +14,8 @@ from archc.training.loss import Criterion, head_loss
 class TrainingModel(nn.Module):
     """``forward(inputs, targets, weight)``: inputs by the model's names, targets (batch, seq) -> ``weight`` x the summed losses.
 
-    The logits are never held whole. ``loss_chunk`` and ``z_loss`` are those of ``TrainOptions``; ``criterion`` replaces the loss of
-    a chunk's logits, where those are cut over the vocabulary.
+    The logits are never held whole. ``loss_chunk`` and ``z_loss`` are those of ``TrainOptions``; ``criterion`` replaces the
+    loss of a chunk's logits, where those are cut over the vocabulary.
     """
 
     model: ScopeModule
