@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from archc.graph.graph import resolve_dtype
+from archc.ir.values import Param
 from archc.planning.sharding import Parallel, ShardedParam, Stage
 from archc.planning.training.optimizers import Moved, Optimizer
 from archc.units import DTYPE_BITS, tensor_bytes
@@ -90,10 +91,9 @@ def cut_by_zero(shape: tuple[int, ...], ranks: int, rank: int = 0) -> tuple[int,
     return (zero_rows(shape[0], ranks, rank), *shape[1:])
 
 
-def is_matrix(piece: ShardedParam) -> bool:
-    """A product's weight inside a layer: by how it is drawn, not by its name."""
-    param = piece.param
-    return bool(piece.layer) and len(param.shape) > 1 and param.init == "normal" and "vocab" not in param.axes
+def is_matrix(param: Param, *, in_layer: bool) -> bool:
+    """A product's weight inside a layer: by how it is drawn, not by its name. Stacks of matrices are several."""
+    return in_layer and len(param.shape) > 1 and param.init == "normal" and "vocab" not in param.axes
 
 
 def weight_bytes(stages: list[Stage], parallel: Parallel, options: WeightOptions, *, rank: int = 0) -> WeightBytes:
@@ -131,7 +131,12 @@ def _add(found: WeightBytes, piece: ShardedParam, parallel: Parallel, options: W
     ranks = zero_ranks(piece, parallel)
     cut = cut_by_zero(piece.shape, ranks, rank)
     has_master = options.has_master(piece)
-    moved = Moved(cut if options.zero else piece.shape, options.moved_dtype(piece), is_matrix(piece), piece.param.shape)
+    moved = Moved(
+        cut if options.zero else piece.shape,
+        options.moved_dtype(piece),
+        is_matrix(piece.param, in_layer=bool(piece.layer)),
+        piece.param.shape,
+    )
     parameters = 0
     if options.zero < 3:
         parameters = tensor_bytes(piece.elements, dtype) * count

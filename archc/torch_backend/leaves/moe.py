@@ -25,11 +25,38 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Route(nn.Module):
-    """x (B, S, D) -> indices (B, S, k) int64, weights (B, S, k) float32. The correction bias acts on the choice only."""
+class Router(nn.Module):
+    """What chooses and weighs a token's experts: ``forward(x, *rest)`` is ``choose(logits(x), *rest)``.
+
+    x (B, S, D) -> indices (B, S, k) int64, weights (B, S, k) float32. Training reads logits and choice on their way, for losses
+    that balance loads. ``learns_choice``: which experts are chosen follows from the scores.
+    """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    scoring_func: str
+    learns_choice = True
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x (B, S, D) -> (B, S, E) float32."""
+        bias = None if self.bias is None else self.bias.float()
+        return functional.linear(x.float(), self.weight.float(), bias)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Affinities of all experts, (B, S, E) float32, not normalised unless the function does."""
+        return SCORES[self.scoring_func](logits)
+
+    def choose(self, logits: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        """The choice and its weights."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        return self.choose(self.logits(x), *rest)
+
+
+class Route(Router):
+    """The best of all experts by score. The correction bias acts on the choice only."""
+
     e_score_correction_bias: Tensor | None
 
     def __init__(self, op: ops.Route) -> None:
@@ -40,10 +67,8 @@ class Route(nn.Module):
         self.register_parameter("bias", None)
         self.e_score_correction_bias = None
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        bias = None if self.bias is None else self.bias.float()
-        logits = functional.linear(x.float(), self.weight.float(), bias)
-        scores = SCORES[self.scoring_func](logits)
+    def choose(self, logits: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.scores(logits)
         choice = scores if self.e_score_correction_bias is None else scores + self.e_score_correction_bias
         if self.topk_group < self.n_group:
             choice = self._within_best_groups(choice)

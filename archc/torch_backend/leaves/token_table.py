@@ -5,27 +5,28 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from archc.ir.values import Node
 from archc.ops.token_table import TokenTable as Op
 from archc.torch_backend.context import Context
-from archc.torch_backend.leaves.moe import SCORES
+from archc.torch_backend.leaves.moe import Router
 
 
-class TokenTable(nn.Module):
+class TokenTable(Router):
     """(x (B, S, D), ids (B, S)) -> the table's experts (B, S, k) int64, and their weights (B, S, k) float32."""
 
-    weight: nn.Parameter
     table: Tensor
+    learns_choice = False
 
     def __init__(self, op: Op) -> None:
         super().__init__()
         self.scoring_func, self.norm_topk_prob = op.scoring_func, op.norm_topk_prob
         self.routed_scaling_factor = op.routed_scaling_factor
+        self.register_parameter("bias", None)
 
-    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        scores = SCORES[self.scoring_func](functional.linear(x.float(), self.weight.float()))
+    def choose(self, logits: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        (ids,) = rest
+        scores = self.scores(logits)
         indices = self.table[ids]
         weights = scores.gather(-1, indices)
         if self.norm_topk_prob:
