@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
+from archc.ir.piece import Piece
 from archc.ir.size import Dim, product
 from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, State, TensorType
@@ -42,6 +43,8 @@ class Op:
     """Whether a backend hands it the step of a call over a cache although it keeps no state."""
     counts_padding: ClassVar[bool] = False
     """Whether what it gives a token depends on how many columns of padding stand beside it."""
+    pieces: ClassVar[tuple[tuple[str, str], ...] | None] = None
+    """(field, axis that it counts units of) of an op that works on pieces; None: it needs its inputs whole."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Each field is set once, by the constructor."""
@@ -98,6 +101,16 @@ class Op:
         """
         fields = (("heads", "num_heads"), ("kv_heads", "num_kv_heads"))
         return {axis: getattr(self, name) for axis, name in fields if name in self._names()}
+
+    def cut(self, piece: Piece, inputs: Sequence[TensorType]) -> Op | None:
+        """The op that makes one rank's pieces of the outputs from its pieces of inputs and weights, cut at whole units.
+
+        ``inputs`` are the rank's. None where there is no such op: then whole values are gathered, which is always right.
+        """
+        if self.pieces is None:
+            return None
+        fields = {name: getattr(self, name) for name in self._names()}
+        return type(self)(**fields | {name: piece.of(fields[name], axis) for name, axis in self.pieces})
 
     def cut_state(
         self, role: str, state: State, cut: Callable[[int, str | None], int], inputs: Sequence[TensorType]

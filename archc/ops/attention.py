@@ -63,6 +63,7 @@ class Attention(Op):
     """
 
     op_name = "attention"
+    pieces = (("num_heads", "heads"), ("num_kv_heads", "kv_heads"), ("slopes", "heads"))
     adds_masks: ClassVar[bool] = True
     """Whether the kernel adds masks to scores, as numbers."""
     num_heads: int
@@ -182,6 +183,7 @@ class LatentAttention(Op):
     """
 
     op_name = "latent_attention"
+    pieces = (("num_heads", "heads"),)
     num_heads: int
     kv_lora_rank: int
     nope_dim: int

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from archc.errors import GraphError
 from archc.ir.op import Form, Op, Pairs, op
+from archc.ir.piece import Piece
 from archc.ir.size import Dim, product
 from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
@@ -36,6 +38,10 @@ class BlockDiagonal(Op):
     def units(self, inputs: Sequence[TensorType]) -> dict[str, int]:
         axis = inputs[0].axis
         return {} if axis is None else {axis: self.groups}
+
+    def cut(self, piece: Piece, inputs: Sequence[TensorType]) -> Op:
+        axis = inputs[0].axis
+        return replace(self, width=piece.of(self.width, axis), groups=piece.of(self.groups, axis))
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return product(inputs[0].shape) * (2 * self.width // self.groups)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
 from archc.ir.op import Form, Op, Pairs, op
+from archc.ir.piece import Piece
 from archc.ir.size import BATCH, Dim, ceil_div, minimum
 from archc.ir.tape import Held, Tape
 from archc.ir.values import TensorType
@@ -48,6 +50,10 @@ class BlockSparseAttention(Op):
     def drawn(self) -> int:
         """Random blocks that are drawn, and so read beside the others."""
         return 0 if self.seed is None else self.num_random_blocks
+
+    def cut(self, piece: Piece, inputs: Sequence[TensorType]) -> Op | None:
+        """Blocks are drawn for one head after the other, so a rank that has some of them would draw others."""
+        return None if self.drawn else replace(self, num_heads=piece.of(self.num_heads, "heads"))
 
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         tokens, size = inputs[1].shape[1], self.block_size

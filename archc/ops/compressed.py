@@ -133,6 +133,7 @@ class CompressedAttention(Op):
     """
 
     op_name = "compressed_attention"
+    pieces = (("num_heads", "heads"),)
     num_heads: int
     head_dim: int
     scale: float

@@ -44,6 +44,7 @@ class DisentangledAttention(Op):
     """
 
     op_name = "disentangled_attention"
+    pieces = (("num_heads", "heads"),)
     num_heads: int
     key_dim: int
     value_dim: int

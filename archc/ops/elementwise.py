@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from archc.errors import GraphError
 from archc.ir.op import Op, op
+from archc.ir.piece import Piece
 from archc.ir.tape import Held, Tape
 from archc.ir.values import TensorType
 
@@ -55,6 +57,7 @@ class Add(Op):
     """Sum of two values of one shape and one axis."""
 
     op_name = "add"
+    pieces = ()
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (_same(inputs, "add"),)
@@ -68,6 +71,7 @@ class Mul(Op):
     """Product of two values of one shape; a width of 1 is broadcast."""
 
     op_name = "mul"
+    pieces = ()
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (_same(inputs, "mul"),)
@@ -81,6 +85,7 @@ class Scale(Op):
     """Product with a number."""
 
     op_name = "scale"
+    pieces = ()
     factor: float
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -95,6 +100,7 @@ class Activation(Op):
     """One of ``ACTIVATIONS``."""
 
     op_name = "activation"
+    pieces = ()
     function: str
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -116,6 +122,7 @@ class GatedActivation(Op):
     """
 
     op_name = "gated_activation"
+    pieces = ()
     function: str = "silu"
     limit: float | None = None
     alpha: float = 1.0
@@ -151,6 +158,7 @@ class SoftCap(Op):
     """``cap tanh(x / cap)``."""
 
     op_name = "soft_cap"
+    pieces = ()
     cap: float
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -165,6 +173,7 @@ class Cast(Op):
     """Another dtype, by torch's name; ``model`` is the model's own."""
 
     op_name = "cast"
+    pieces = ()
     dtype: str
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -184,6 +193,9 @@ class Constant(Op):
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (TensorType((len(self.values),), "float32", self.axis),)
+
+    def cut(self, piece: Piece, inputs: Sequence[TensorType]) -> Op:
+        return replace(self, values=piece.of(self.values, self.axis))
 
     def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
         return tape.new((len(self.values),), "float32", axis=self.axis)

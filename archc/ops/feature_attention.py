@@ -23,6 +23,7 @@ class FeatureAttention(Op):
     """
 
     op_name = "feature_attention"
+    pieces = (("num_heads", "heads"),)
     num_heads: int
     key_dim: int
     value_dim: int
@@ -63,6 +64,7 @@ class BidirectionalFeatureAttention(Op):
     """
 
     op_name = "bidirectional_feature_attention"
+    pieces = (("num_heads", "heads"),)
     num_heads: int
     key_dim: int
     value_dim: int

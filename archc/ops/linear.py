@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from archc.ir.op import Form, Op, Pairs, op
+from archc.ir.piece import Piece
 from archc.ir.size import Dim, product
 from archc.ir.tape import Held, Tape
 from archc.ir.values import MODEL_DTYPE, Param, TensorType
@@ -34,6 +36,9 @@ class Linear(Op):
             params["bias"] = Param("bias", (self.width,), axes=(self.axis,), init="zeros", dtype=self.dtype)
         return params
 
+    def cut(self, piece: Piece, inputs: Sequence[TensorType]) -> Op:
+        return replace(self, width=piece.of(self.width, self.axis))
+
     def flops(self, inputs: Sequence[TensorType], form: Form, pairs: Pairs) -> Dim:
         return product(inputs[0].shape) * (2 * self.width)
 
@@ -58,5 +63,17 @@ class Embedding(Op):
             return {}
         return {"weight": Param("weight", (self.num_embeddings, self.width), axes=("vocab", None))}
 
+    def cut(self, piece: Piece, inputs: Sequence[TensorType]) -> Op:
+        start, end = piece.bounds(self.num_embeddings, "vocab")
+        return EmbeddingRows(num_embeddings=end - start, width=self.width, tied=self.tied, first=start)
+
     def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
         return tape.take(weights["weight"], inputs[0], (*inputs[0].shape, self.width))
+
+
+@op
+class EmbeddingRows(Embedding):
+    """Rows of a table from ``first`` on; ids of other rows give zeros, so that the ranks' outputs add up to the table's."""
+
+    op_name = "embedding_rows"
+    first: int

@@ -79,6 +79,7 @@ class LinearAttention(Op):
     """
 
     op_name = "linear_attention"
+    pieces = (("num_heads", "heads"), ("num_key_heads", "heads"))
     num_heads: int
     num_key_heads: int
     key_dim: int
@@ -157,6 +158,7 @@ class LogDecay(Op):
     """
 
     op_name = "log_decay"
+    pieces = (("num_heads", "heads"),)
     num_heads: int
     floor: float | None = None
 
@@ -189,6 +191,7 @@ class FixedDecay(Op):
     """
 
     op_name = "fixed_decay"
+    pieces = (("values", "heads"),)
     values: tuple[float, ...]
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -209,6 +212,7 @@ class CausalConv(Op):
     """
 
     op_name = "causal_conv"
+    pieces = ()
     streams: tuple[str, ...]
     kernel: int
     function: str | None = "silu"

@@ -22,6 +22,7 @@ class LinformerAttention(Op):
     """
 
     op_name = "linformer_attention"
+    pieces = (("num_heads", "heads"),)
     num_heads: int
     head_dim: int
     num_rows: int

@@ -44,6 +44,7 @@ class LocalGlobalAttention(Op):
     """
 
     op_name = "local_global_attention"
+    pieces = (("num_heads", "heads"),)
     num_heads: int
     head_dim: int
     scale: float

@@ -47,6 +47,7 @@ class BidirectionalAttention(Op):
     """
 
     op_name = "bidirectional_attention"
+    pieces = (("num_heads", "heads"), ("num_kv_heads", "kv_heads"), ("slopes", "heads"))
     adds_masks: ClassVar[bool] = True
     """Whether the kernel adds masks to scores, as numbers."""
     num_heads: int
@@ -104,6 +105,7 @@ class CrossAttention(Op):
     """
 
     op_name = "cross_attention"
+    pieces = (("num_heads", "heads"), ("num_kv_heads", "kv_heads"))
     num_heads: int
     num_kv_heads: int
     key_dim: int
@@ -155,6 +157,7 @@ class RelativeBias(Op):
     """
 
     op_name = "relative_bias"
+    pieces = (("num_heads", "heads"),)
     takes_step: ClassVar[bool] = True
     num_heads: int
     num_buckets: int

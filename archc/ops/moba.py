@@ -24,6 +24,7 @@ class MixtureOfBlockAttention(Op):
     """
 
     op_name = "mixture_of_block_attention"
+    pieces = (("num_heads", "heads"), ("num_kv_heads", "kv_heads"))
     num_heads: int
     num_kv_heads: int
     head_dim: int

@@ -82,6 +82,7 @@ class Experts(Op):
     """
 
     op_name = "experts"
+    pieces = (("intermediate_size", "ffn"),)
     num_experts: int
     top_k: int
     intermediate_size: int

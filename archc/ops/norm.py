@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from archc.errors import GraphError
 from archc.ir.op import Op, op
+from archc.ir.piece import Piece
 from archc.ir.size import product
 from archc.ir.tape import Held, Tape
 from archc.ir.values import Param, TensorType
@@ -49,6 +51,10 @@ class RMSNorm(Op):
         init = "ones" if self.weight_offset == 0.0 else "zeros"
         return {"weight": Param("weight", (self.head_dim or inputs[0].width,), axes=(axis,), init=init)}
 
+    def cut(self, piece: Piece, inputs: Sequence[TensorType]) -> Op | None:
+        """Heads are normed one by one; a norm over the whole width needs all of it."""
+        return None if self.head_dim is None else self
+
     def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
         weight = weights.get("weight")
         if weight is not None and self.weight_offset != 0.0:
@@ -74,6 +80,10 @@ class LayerNorm(Op):
         params = {"weight": Param("weight", shape, axes=axes, init="ones")}
         return params | {"bias": Param("bias", shape, axes=axes, init="zeros")} if self.bias else params
 
+    def cut(self, piece: Piece, inputs: Sequence[TensorType]) -> Op | None:
+        """Heads are normed one by one; a norm over the whole width needs all of it."""
+        return None if self.head_dim is None else self
+
     def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
         x = inputs[0]
         rows = product(x.shape[:-1]) * (x.width // (self.head_dim or x.width))
@@ -85,6 +95,7 @@ class GatedNorm(Op):
     """``rms_norm(x) w act(gate)`` a head, the output of a linear mixer; inputs (x, gate)."""
 
     op_name = "gated_norm"
+    pieces = ()
     eps: float
     head_dim: int
     function: str = "sigmoid"
@@ -122,6 +133,10 @@ class GatedGroupNorm(Op):
     def params(self, inputs: Sequence[TensorType]) -> dict[str, Param]:
         return {"weight": Param("weight", (inputs[0].width,), axes=(inputs[0].axis,), init="ones")}
 
+    def cut(self, piece: Piece, inputs: Sequence[TensorType]) -> Op | None:
+        ways = piece.count(inputs[0].axis)
+        return None if self.groups % ways else replace(self, groups=self.groups // ways)
+
     def saves(self, tape: Tape, inputs: Sequence[Held], weights: Mapping[str, Held]) -> Held:
         x, gate = (tape.wide(each) for each in inputs)
         y = rms(tape, tape.mul(x, activated(tape, self.function, gate)), None, x.width // self.groups)
@@ -133,6 +148,7 @@ class L2Norm(Op):
     """``x / sqrt(sum x^2 + eps)`` a head."""
 
     op_name = "l2_norm"
+    pieces = ()
     head_dim: int
     eps: float = 1e-6
 

@@ -33,6 +33,7 @@ class NativeSparseAttention(Op):
     """
 
     op_name = "native_sparse_attention"
+    pieces = (("num_heads", "heads"), ("num_kv_heads", "kv_heads"))
     num_heads: int
     num_kv_heads: int
     key_dim: int
@@ -170,6 +171,7 @@ class HeadGate(Op):
     """Each head of a value times one number; inputs (x (…, heads x d), gate (…, heads))."""
 
     op_name = "head_gate"
+    pieces = ()
 
     def infer(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         x, gate = inputs

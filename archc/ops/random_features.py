@@ -29,6 +29,7 @@ class RandomFeatures(Op):
     """
 
     op_name = "random_features"
+    pieces = ()
     head_dim: int
     num_features: int
     seed: int

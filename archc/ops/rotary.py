@@ -51,6 +51,7 @@ class Rotary(Op):
     """
 
     op_name = "rotary"
+    pieces = ()
     head_dim: int
     dim: int
     offset: int = 0
@@ -77,6 +78,7 @@ class QueryTemperature(Op):
     """``x (1 + scale ln(1 + floor((position + 1) / floor)))``; inputs (x, positions). Llama 4's long-context queries."""
 
     op_name = "query_temperature"
+    pieces = ()
     scale: float
     floor: int
 

@@ -21,6 +21,7 @@ class SelectiveScan(Op):
     """
 
     op_name = "selective_scan"
+    pieces = ()
     state_size: int
     state_dtype: str = "float32"
 

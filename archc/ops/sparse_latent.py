@@ -26,6 +26,7 @@ class SparseLatentAttention(Op):
     """
 
     op_name = "sparse_latent_attention"
+    pieces = (("num_heads", "heads"),)
     num_heads: int
     kv_lora_rank: int
     nope_dim: int

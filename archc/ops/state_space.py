@@ -23,6 +23,7 @@ class StateSpace(Op):
     """
 
     op_name = "state_space"
+    pieces = (("num_heads", "heads"), ("n_groups", "kv_heads"))
     num_heads: int
     head_dim: int
     n_groups: int
