@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from archc.errors import ArchcError
-from archc.training.checkpoint_files import Checkpoint, at_step, latest, listed
+from archc.training.checkpoint_files import Checkpoint, at_step, folder_of, latest, listed
 from archc.training.checkpoint_writer import DTYPES, SAVING, ShardWriter, clean, hidden
 from archc.units import gib
 
@@ -56,6 +56,10 @@ class Checkpoints:
     def latest(self) -> Path | None:
         """The newest finished checkpoint."""
         return latest(self.folder)
+
+    def place(self, step: int) -> Path:
+        """Where the checkpoint of a step is, once it is finished."""
+        return self.folder / folder_of(step)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, wait: bool = False) -> None:
         """Write the state after ``step`` optimizer steps; ``meta`` is plain data, and the first rank's is kept.
