@@ -22,7 +22,7 @@ from archc.torch_backend.step import last_tokens, or_zeros, part_or_none, token_
 
 def lower(graph: Graph, context: Context) -> ScopeModule:
     """The module of a graph: weights allocated on the context's device and not initialised."""
-    return _Lowering(graph, context).root()
+    return Lowering(graph, context).root()
 
 
 def state_of(cache: dict[str, Any] | None, name: str) -> Any:
@@ -34,7 +34,7 @@ _known: dict[Hashable, type[ScopeModule]] = {}
 """Classes of bodies that were lowered before, so that a second build of a model prints no source again."""
 
 
-class _Lowering:
+class Lowering:
     """Classes are made once a body, instances once a scope."""
 
     def __init__(self, graph: Graph, context: Context) -> None:
@@ -60,7 +60,7 @@ class _Lowering:
         return self.states[body]
 
     def _instance(self, body: Body, name: str, *, is_root: bool = False) -> ScopeModule:
-        leaves = {item: self._leaf(item) for item in body.items if isinstance(item, Node)}
+        leaves = {item: self.leaf(item) for item in body.items if isinstance(item, Node)}
         cls = self.classes.get(body)
         if cls is None:
             inputs = (self.graph.mask, *self.graph.inputs) if is_root else ()
@@ -94,7 +94,8 @@ class _Lowering:
             self.signatures[body] = (tuple(items), tuple(numbers[value] for value in body.outputs))
         return self.signatures[body]
 
-    def _leaf(self, node: Node) -> nn.Module | Function:
+    def leaf(self, node: Node) -> nn.Module | Function:
+        """What an op becomes: a module under its name, or a function."""
         leaf = registry.load("torch", node.op.op_name)(node, self.context)
         if isinstance(leaf, nn.Module) and self.tied:
             for role, param in node.params.items():
