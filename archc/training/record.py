@@ -80,7 +80,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """How a run ended. ``step`` is the last that moved the weights; ``checkpoint`` the last good one; ``model`` the exported one."""
+    """How a run ended: after ``step`` steps that moved the weights.
+
+    ``checkpoint`` is the last good one, ``model`` the exported folder.
+    """
 
     ending: Ending
     reason: str
