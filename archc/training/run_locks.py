@@ -83,7 +83,7 @@ def _ended(file: Path) -> str | None:
 def _is_locked(handle: int, *, shared: bool) -> bool:
     """Whether the file could be locked, or its system has no locks, which then keep nobody out."""
     if sys.platform == "win32":
-        return True
+        return not shared
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
