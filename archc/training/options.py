@@ -15,6 +15,7 @@ OPTIMIZERS = ("adamw", "muon", "sgd")
 SCHEDULES = ("cosine", "wsd", "constant")
 DTYPES = ("float32", "bfloat16")
 PIPELINES = ("1f1b", "gpipe")
+BALANCES = ("sequence", "batch")
 PACKINGS = ("packed", "documents")
 LEARNING_RATES = {"adamw": 3e-4, "muon": 2e-3, "sgd": 1e-2}
 """Default peak by optimizer."""
@@ -29,11 +30,14 @@ class TrainOptions:
     * ``micro_batch_size``: sequences of one pass on one copy; None: all that a copy has.
     * ``lr`` is the peak, by default ``LEARNING_RATES``; ``min_lr_ratio`` of it is left at the end; ``warmup_steps`` by default a
       tenth of ``steps``, at most 2,000; ``decay_steps`` (schedule ``wsd``) by default a tenth.
+    * ``weight_decay`` acts on what is drawn around zero, tables of embeddings too unless ``decay_embeddings`` is off; ``momentum`` is
+      Muon's and SGD's.
     * ``dtype``: what is computed in; parameters and optimizer states are float32.
     * ``loss_chunk``: tokens whose logits exist at once; None: as many as make 2**27 logits, at least 256.
     * ``z_loss``: factor of the squared log-partition of the logits (PaLM, arXiv 2204.02311).
     * ``router_bias_rate``: step of the auxiliary-loss-free balancing (arXiv 2408.15664), where routers have such a bias;
-      ``balance_loss`` and ``router_z_loss``: factors of losses that routers get beside it.
+      ``balance_loss`` and ``router_z_loss``: factors of losses that routers get beside it; ``balance_over``: loads of each
+      ``sequence`` are evened out, or those of a ``batch``, all sequences of a pass.
     * ``zero``: what is cut over dp x cp: 3 parameters too, 2 gradients and optimizer states; parameters stay gathered in a step.
     """
 
@@ -50,6 +54,8 @@ class TrainOptions:
     schedule: str = "cosine"
     decay_steps: int | None = None
     weight_decay: float = 0.1
+    decay_embeddings: bool = True
+    momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     clip_norm: float | None = 1.0
@@ -60,6 +66,7 @@ class TrainOptions:
     z_loss: float = 0.0
     router_bias_rate: float = 1e-3
     balance_loss: float = 0.0
+    balance_over: str = "sequence"
     router_z_loss: float = 0.0
     parallel: Parallel = field(default_factory=Parallel)
     zero: int = 3
@@ -138,6 +145,7 @@ class TrainOptions:
             ("recompute", self.recompute, RECOMPUTE),
             ("pp_schedule", self.pp_schedule, PIPELINES),
             ("packing", self.packing, PACKINGS),
+            ("balance_over", self.balance_over, BALANCES),
         )
         for name, word, known in words:
             yield from unknown_word(name, word, known)
@@ -158,6 +166,8 @@ class TrainOptions:
                 yield f"{name} should be a number of at least 0 (found {number})"
         if any(not 0 <= beta < 1 for beta in self.betas):
             yield f"betas should lie within 0 and 1 (found {', '.join(map(str, self.betas))})"
+        if not 0 <= self.momentum < 1:
+            yield f"momentum should lie within 0 and 1 (found {self.momentum})"
         if self.spike_factor is not None and self.spike_factor <= 1:
             yield f"spike_factor should be above 1 (found {self.spike_factor})"
         if self.steps >= 1 and self.warmup > self.steps:
