@@ -30,8 +30,8 @@ class TrainOptions:
     * ``micro_batch_size``: sequences of one pass on one copy; None: all that a copy has.
     * ``lr`` is the peak, by default ``LEARNING_RATES``; ``min_lr_ratio`` of it is left at the end; ``warmup_steps`` by default a
       tenth of ``steps``, at most 2,000; ``decay_steps`` (schedule ``wsd``) by default a tenth.
-    * ``weight_decay`` acts on what is drawn around zero, tables of embeddings too unless ``decay_embeddings`` is off; ``momentum`` is
-      Muon's and SGD's.
+    * ``weight_decay`` acts on what is drawn around zero, tables of embeddings too unless ``decay_embeddings`` is off;
+      ``momentum`` is Muon's and SGD's.
     * ``dtype``: what is computed in; parameters and optimizer states are float32.
     * ``loss_chunk``: tokens whose logits exist at once; None: as many as make 2**27 logits, at least 256.
     * ``z_loss``: factor of the squared log-partition of the logits (PaLM, arXiv 2204.02311).
