@@ -1,0 +1,64 @@
+"""A bar for a person at a terminal: steps, loss, pace, memory, and how long it will take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from archc.training.watching.lines import Pace, memory_words, sample_line, start_line, step_words
+from archc.training.watching.watcher import Quiet, Record, RunInfo, Sample
+
+
+class TerminalBar(Quiet):
+    """Rich's progress on stderr. Evaluations, samples and checkpoints stand above it and stay."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._pace: Pace | None = None
+        self._said: list[str] = []
+
+    def on_start(self, run: RunInfo) -> None:
+        self._pace = Pace(run)
+        self._say(start_line(run))
+        self._task = self._bar.add_task(run.name, total=run.steps, completed=run.first_step, said="")
+        self._bar.start()
+
+    def on_step(self, record: Record) -> None:
+        assert self._pace is not None, "on_start comes first"
+        self._pace.add(record)
+        step = int(record["step"] or 0)
+        if step % self._pace.run.log_every == 0 or not self._said:
+            self._said = self._pace.said()
+        words = [*step_words(record), *self._said, *memory_words(record)]
+        self._bar.update(self._task, completed=step, said="  ".join(words))
+        if "eval_loss" in record:
+            self._say("  ".join([f"step {step}", *step_words(record)]))
+
+    def on_checkpoint(self, step: int, path: Path) -> None:
+        self._say(f"checkpoint of step {step}: {path}")
+
+    def on_sample(self, sample: Sample) -> None:
+        self._say(sample_line(sample))
+
+    def on_stop(self, reason: str) -> None:
+        self._bar.stop()
+        if reason:
+            self._say(f"stopped: {reason}")
+
+    def close(self) -> None:
+        self._bar.stop()
+
+    def _say(self, text: str) -> None:
+        # A text of the model may hold what rich would take for markup.
+        self._console.print(text, markup=False, highlight=False)
