@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from archc.errors import ArchcError
@@ -66,7 +67,27 @@ def _policy(context: Any, target: Any, *args: Any, **keywords: Any) -> Checkpoin
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-_selective = partial(create_selective_checkpoint_contexts, _policy)
+def _selective() -> tuple[Any, Any]:
+    forward, backward = create_selective_checkpoint_contexts(_policy)
+    for mode in (forward, backward):
+        mode.__class__ = _blind(type(mode))
+    return forward, backward
+
+
+@cache
+def _blind(mode: type[Any]) -> type[Any]:
+    """A mode of torch's that sees nothing of what is never kept.
+
+    It would want the same calls in backward as in forward, and FSDP2 gathers a leaf's weights in other ways there.
+    """
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A compiler wants to be told of every call whether to keep it.
+        if keeps(func) or get_proxy_mode() is not None:
+            return mode.__torch_dispatch__(self, func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    return type(mode.__name__, (mode,), {"__torch_dispatch__": dispatch})
 
 
 class _Recomputing:
