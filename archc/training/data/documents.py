@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from archc.errors import ArchcError
+from archc.training.data.manifest import DataForm
 from archc.training.data.sources import Source, blocks, opened
 
 PIECE_CHARACTERS = 128 << 10
@@ -23,6 +24,19 @@ _LINES_TRIED = 256
 
 Role = Literal["text", "source", "target"]
 _FORMS = '{"text": …} for a document, or {"source": …, "target": …} for a pair'
+
+
+def other_form(place: str, wanted: DataForm) -> ArchcError:
+    """The error of data in the form that a model does not learn from."""
+    if wanted == "pairs":
+        return ArchcError(
+            f"{place}: holds a plain document, and a model with an encoder and a decoder learns from pairs; give .jsonl files "
+            'with {"source": "…", "target": "…"} in each line'
+        )
+    return ArchcError(
+        f"{place}: holds a pair of source and target, and a model of one stack learns from documents; give texts, or .jsonl "
+        'files with {"text": "…"} in each line'
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +59,21 @@ class Read:
     left_out: int = 0
 
 
-def read_pieces(sources: Sequence[Source], read: Read) -> Iterator[Piece]:
-    """All documents of all files, in order.
+def read_pieces(sources: Sequence[Source], read: Read, *, wanted: DataForm | None = None) -> Iterator[Piece]:
+    """All documents of all files, in order; ``wanted`` is what the model learns from.
 
     Raises:
-        ArchcError: a file is not what its name says, is no text, or mixes documents and pairs.
+        ArchcError: a file is not what its name says, is no text, or has another form than the model wants or others have.
     """
-    roles: set[Role] = set()
+    form = wanted
     for source in sources:
         before = read.done_bytes
         with opened(source) as (stream, raw):
             for piece in _text_file(source, stream) if source.form == "text" else _json_lines(source, stream, read):
-                roles.add(piece.role)
-                if "text" in roles and len(roles) > 1:
-                    raise ArchcError(
-                        f"{piece.place}: documents and pairs stand in one set of data; train on the one or the other"
-                    )
+                found: DataForm = "documents" if piece.role == "text" else "pairs"
+                if form not in (None, found):
+                    raise other_form(piece.place, form)
+                form = found
                 yield piece
                 read.done_bytes = before + raw.read_bytes
         read.done_bytes = before + source.size_bytes

@@ -18,6 +18,9 @@ MAX_MANIFEST_BYTES = 1 << 30
 """Millions of input files; more is no manifest."""
 
 
+DataForm = Literal["documents", "pairs"]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,7 +79,7 @@ class Manifest(_Part):
     """
 
     version: Literal[1] = 1
-    form: Literal["documents", "pairs"]
+    form: DataForm
     dtype: Literal["uint16", "uint32"]
     tokens: int = Field(ge=0)
     shard_tokens: int = Field(ge=1)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from archc.errors import ArchcError
-from archc.training.data.manifest import MANIFEST, Ids, InputFile, Manifest, holds_shards
+from archc.training.data.manifest import MANIFEST, DataForm, Ids, InputFile, Manifest, holds_shards
 from archc.training.data.shards import SHARD_TOKENS
 from archc.training.data.sources import Source, digest, list_sources
 from archc.training.data.tokenising import Progress, tokenise
@@ -31,11 +31,14 @@ def open_data(
     *,
     vocabularies: Sequence[Vocabulary],
     cache: Path,
+    form: DataForm | None = None,
     progress: Progress | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Tokens:
     """Texts as ids: ``prepare_data``, then ``read_data``."""
-    folder = prepare_data(paths, vocabularies=vocabularies, cache=cache, progress=progress, shard_tokens=shard_tokens)
+    folder = prepare_data(
+        paths, vocabularies=vocabularies, cache=cache, form=form, progress=progress, shard_tokens=shard_tokens
+    )
     return read_data(folder, vocabularies=vocabularies)
 
 
@@ -44,13 +47,15 @@ def prepare_data(
     *,
     vocabularies: Sequence[Vocabulary],
     cache: Path,
+    form: DataForm | None = None,
     progress: Progress | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Path:
     """The folder of shards of files or folders: ``cache``, which one process of a machine makes while the others wait.
 
     What was made of the same contents before is used again; other contents are tokenised anew, and then replace it. A
-    folder of shards is taken as it is. ``vocabularies`` are those of ``vocabularies_of``.
+    folder of shards is taken as it is. ``vocabularies`` are those of ``vocabularies_of``, ``form`` what the model learns from
+    (``data_form``).
 
     Raises:
         ArchcError: data that can't be used, a cache folder that holds something else, or a full disk; nothing is half written.
@@ -69,7 +74,7 @@ def prepare_data(
     if cache.exists() and not _is_ours(cache):
         raise ArchcError(f"{cache} is there and holds no shards; choose another place for them")
     if not _is_of(cache, sources, vocabularies, progress):
-        _make(cache, sources, vocabularies, progress, shard_tokens)
+        _make(cache, sources, vocabularies, form, progress, shard_tokens)
     return cache
 
 
@@ -137,12 +142,13 @@ def _make(
     cache: Path,
     sources: Sequence[Source],
     vocabularies: Sequence[Vocabulary],
+    form: DataForm | None,
     progress: Progress | None,
     shard_tokens: int,
 ) -> None:
     try:
         with _stage(cache) as stage:
-            made = tokenise(sources, vocabularies, stage, progress=progress, shard_tokens=shard_tokens)
+            made = tokenise(sources, vocabularies, stage, form=form, progress=progress, shard_tokens=shard_tokens)
             if not made.tokens:
                 names = ", ".join(str(source.path) for source in sources[:3])
                 raise ArchcError(f"{names}{', …' if len(sources) > 3 else ''}: no token comes of this data")

@@ -10,7 +10,7 @@ import numpy as np
 from archc.errors import ArchcError
 from archc.training.data.arrays import Array
 from archc.training.data.documents import Piece, Read, read_pieces
-from archc.training.data.manifest import Ids, Manifest
+from archc.training.data.manifest import DataForm, Ids, Manifest
 from archc.training.data.shards import SHARD_TOKENS, ShardWriter
 from archc.training.data.sources import Source
 from archc.training.data.vocabulary import Vocabulary
@@ -28,6 +28,7 @@ def tokenise(
     folder: Path,
     *,
     progress: Progress | None = None,
+    form: DataForm | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Manifest:
     """Read files, write their shards into ``folder``, and say what they are; the manifest is not written.
@@ -43,7 +44,7 @@ def tokenise(
     read = Read([])
     encoder = _Encoder(vocabularies)
     with ShardWriter(folder, dtype, shard_tokens=shard_tokens) as writer:
-        for batch in _batches(read_pieces(sources, read)):
+        for batch in _batches(read_pieces(sources, read, wanted=form)):
             writer.append(*encoder.encode(batch))
             if progress is not None:
                 progress("tokenising", read.done_bytes, total_bytes)

@@ -1,1 +1,1 @@
-"""What a model learns from rows of tokens."""
+"""What a model is taught: batches of inputs and of what they should predict, a function of data, seed, step and row alone."""
