@@ -39,9 +39,9 @@ class RankLock:
         self._told: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname()}
         self._write()
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, *, because_of_others: bool = False) -> None:
         """Leave word why this rank ends; who is killed leaves none."""
-        self._told["ended"] = reason
+        self._told |= {"ended": reason, "because_of_others": because_of_others}
         self._write()
 
     def close(self) -> None:
@@ -55,7 +55,10 @@ class RankLock:
 
 
 def lost_ranks(run: Path, world: int, *, own: int, wait_s: float = 0.0) -> dict[int, str]:
-    """Other ranks that no longer live, and how they ended. Looks for up to ``wait_s`` seconds, until there is one."""
+    """Other ranks that no longer live, and how they ended, but for those that ended because of others.
+
+    Looks for up to ``wait_s`` seconds, until there is one.
+    """
     until = time.monotonic() + wait_s
     while True:
         found = {rank: how for rank in range(world) if rank != own and (how := _ended(_file(run, rank))) is not None}
@@ -65,7 +68,7 @@ def lost_ranks(run: Path, world: int, *, own: int, wait_s: float = 0.0) -> dict[
 
 
 def _ended(file: Path) -> str | None:
-    """How the process of a lock ended, None where it lives."""
+    """How the process of a lock ended, None where it lives, or ended because of another."""
     try:
         handle = os.open(file, os.O_RDONLY)
     except OSError:
@@ -77,7 +80,9 @@ def _ended(file: Path) -> str | None:
     finally:
         os.close(handle)
     told = _told(file)
-    return str(told["ended"]) if "ended" in told else "killed, or ended without a word"
+    if told.get("because_of_others"):
+        return None
+    return str(told["ended"]) if "ended" in told else "it was killed, or ended without a word"
 
 
 def _is_locked(handle: int, *, shared: bool) -> bool:

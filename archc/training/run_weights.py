@@ -1,0 +1,208 @@
+"""The weights of a run as a model folder, as ``archc build`` writes one: from any checkpoint, of any world, in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archc.checkpoint.reading import WHOLE, read_json
+from archc.checkpoint.tensors import DTYPES as ARRAY_DTYPES
+from archc.checkpoint.tensors import size_bytes
+from archc.checkpoint.writing import Writer
+from archc.errors import ArchcError
+from archc.expansion import as_graph
+from archc.graph.graph import Graph, resolve_dtype
+from archc.graph.lockfile import to_text
+from archc.torch_backend.context import torch_dtype
+from archc.training.checkpoint_files import MANIFEST, Checkpoint, at_step, listed
+from archc.training.checkpoint_writer import DTYPES
+from archc.training.checkpoints import read
+from archc.training.run_folder import SPEC, TOKENIZER, RunFolder, spec_hash
+from archc.training.state import MODEL
+from archc.units import dtype_name
+
+GRAPH, TRAINED = "graph.json", "trained.json"
+"""Beside the weights: the lockfile, and which run and step they are of."""
+_ONE_FILE_BYTES = 1 << 62
+_AT_ONCE_BYTES = 1 << 30
+"""So much is held, or one tensor that is larger."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written: weights of step ``step`` of a run, in ``dtype`` but for those whose dtype the graph fixes."""
+
+    output: str
+    run: str
+    step: int
+    dtype: str
+    weights: int
+    weight_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def export_weights(
+    source: str | Path,
+    out: str | Path,
+    *,
+    step: int | None = None,
+    dtype: str = "float32",
+    progress: Progress | None = None,
+) -> Exported:
+    """Write ``spec.yaml``, ``graph.json``, ``model.safetensors`` and the run's ``tokenizer.json`` from a run's checkpoint.
+
+    ``source`` is a run, of which the checkpoint of ``step`` is taken or the newest, or a checkpoint in one. Optimizer states
+    are not read. The folder appears as a whole; an earlier export there is replaced.
+
+    Raises:
+        ArchcError: there is no such checkpoint, it is damaged, or the folder can't be written.
+    """
+    place = Path(os.path.abspath(source))
+    is_checkpoint = (place / MANIFEST).is_file()
+    run = RunFolder.open(place.parent.parent if is_checkpoint else place)
+    found = Checkpoint.open(place if is_checkpoint else at_step(run.checkpoints, step))
+    graph = as_graph(run.spec)
+    if spec_hash(graph) != run.settings.get("spec_sha256"):
+        raise ArchcError(f"{run.spec} is not the spec that was trained: it was changed, or plugins were")
+    chosen = dtype_name(dtype)
+    wanted = _wanted(graph, chosen)
+    problems = found.problems()
+    stored = {name.removeprefix(MODEL) for name in found.tensors if name.startswith(MODEL)}
+    problems += [f"{name} is not in it" for name in wanted if name not in stored]
+    problems += [f"{name} is no weight of {graph.name}" for name in stored if name not in wanted]
+    for name, (_, shape) in wanted.items():
+        if name in stored and (other := found.tensors[MODEL + name][1]) != shape:
+            problems.append(f"{name} is {list(other)}, the model's is {list(shape)}")
+    if problems:
+        raise ArchcError(f"{found.path} can't be exported:\n  {listed(problems)}")
+    target = Path(os.path.abspath(out))
+    with _staged(target) as stage:
+        weight_bytes = _write(found, wanted, graph, stage, progress)
+        shutil.copyfile(run.spec, stage / SPEC)
+        (stage / GRAPH).write_text(to_text(graph), "utf-8")
+        if run.tokenizer is not None:
+            shutil.copyfile(run.tokenizer, stage / TOKENIZER)
+        files = sorted(entry.name for entry in stage.iterdir())
+        told = {"run": str(run.path), "step": found.step, "dtype": chosen, "meta": dict(found.meta), "files": files}
+        (stage / TRAINED).write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+    return Exported(str(out), str(run.path), found.step, chosen, len(wanted), weight_bytes)
+
+
+def _wanted(graph: Graph, dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> dtype as safetensors calls it, and shape."""
+    return {
+        name: (DTYPES[torch_dtype(resolve_dtype(param.dtype, dtype))], tuple(param.shape))
+        for name, param in graph.params().items()
+    }
+
+
+def _write(
+    found: Checkpoint,
+    wanted: dict[str, tuple[str, tuple[int, ...]]],
+    graph: Graph,
+    stage: Path,
+    progress: Progress | None,
+) -> int:
+    by_name = {word: dtype for dtype, word in DTYPES.items()}
+    writer = Writer(
+        stage,
+        # The widest first, so that each begins where its dtype may.
+        dict(sorted(wanted.items(), key=lambda item: (-ARRAY_DTYPES[item[1][0]].itemsize, item[0]))),
+        shard_bytes=_ONE_FILE_BYTES,
+        metadata={"format": "pt", "archc_name": graph.name},
+        whole=WHOLE,
+    )
+    done = 0
+    try:
+        for names in _portions(wanted):
+            held = {name: torch.empty(wanted[name][1], dtype=by_name[wanted[name][0]]) for name in names}
+            read(found, {f"{MODEL}{name}": tensor for name, tensor in held.items()})
+            for name, tensor in held.items():
+                word, shape = wanted[name]
+                writer.put(name, _bytes(tensor).view(ARRAY_DTYPES[word]).reshape(shape))
+                done += 1
+                if progress is not None:
+                    progress(name, done, len(wanted))
+    finally:
+        writer.close()
+    return writer.total_bytes
+
+
+def _portions(wanted: dict[str, tuple[str, tuple[int, ...]]]) -> Iterator[list[str]]:
+    held: list[str] = []
+    size = 0
+    for name, tensor in wanted.items():
+        if held and size + size_bytes(*tensor) > _AT_ONCE_BYTES:
+            yield held
+            held, size = [], 0
+        held.append(name)
+        size += size_bytes(*tensor)
+    if held:
+        yield held
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+@contextmanager
+def _staged(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` that becomes it, in the place of an earlier export."""
+    try:
+        earlier = _earlier(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    try:
+        yield stage
+        os.chmod(stage, 0o755)
+        if earlier:
+            aside = stage.with_name(f"{stage.name}.earlier")
+            out.rename(aside)
+            try:
+                stage.rename(out)
+            except BaseException:
+                aside.rename(out)
+                raise
+            with suppress(OSError):
+                shutil.rmtree(aside)
+        else:
+            os.replace(stage, out)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _earlier(out: Path) -> bool:
+    """Whether an export is there that may be replaced."""
+    if not out.exists():
+        return False
+    if not out.is_dir():
+        raise ArchcError(f"{out} is a file; a folder is written")
+    names = {entry.name for entry in out.iterdir()}
+    if not names:
+        return False
+    told = read_json(out / TRAINED).get("files") if TRAINED in names else None
+    if not isinstance(told, list) or names - {TRAINED, *map(str, told)}:
+        raise ArchcError(f"{out} holds something else than the weights of a run; name another folder")
+    return True
+
+
+def _unwritable(out: Path, error: OSError) -> ArchcError:
+    return ArchcError(f"{out} can't be written: {error.strerror or error}")
