@@ -20,6 +20,8 @@ from archc.training.module import TrainingModel
 from archc.training.options import TrainOptions
 from archc.training.parallel.fsdp import needs_fsdp, shard_weights
 from archc.training.parallel.initialise import initialise
+from archc.training.parallel.pipeline import PipelineEngine, StageModel
+from archc.training.parallel.stage import take_stage
 from archc.training.parallel.world import World
 
 
@@ -42,8 +44,13 @@ def prepare(graph: Graph, options: TrainOptions, world: World, *, initialised: b
     model: Any = build(graph, device="meta")
     cut: Cut | None = None
     recompute(model, options.recompute)
-    module = TrainingModel(model, loss_chunk=options.loss_chunk, z_loss=options.z_loss)
-    engine: Engine = PlainEngine(module, world.device, cut)
+    if options.parallel.pp > 1:
+        stage = take_stage(model, graph, world.index("pp"), options.parallel.pp)
+        module = StageModel(model, stage, loss_chunk=options.loss_chunk, z_loss=options.z_loss)
+        engine: Engine = PipelineEngine(module, graph, options, world, cut)
+    else:
+        module = TrainingModel(model, loss_chunk=options.loss_chunk, z_loss=options.z_loss)
+        engine = PlainEngine(module, world.device, cut)
     if options.compile:
         for name, layer in model.named_modules():
             if LAYER.search(name):

@@ -1,4 +1,4 @@
-"""The part of a model that one pipeline stage runs, taken out of the whole: its layers, and a forward cut from the model's own."""
+"""The part of a model that one pipeline stage runs: its layers, and a forward cut from the model's own."""
 
 from __future__ import annotations
 

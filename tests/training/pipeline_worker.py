@@ -1,0 +1,141 @@
+"""One rank of a pipelined model: ``python pipeline_worker.py RANK WORLD RENDEZVOUS``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from archc import Parallel, load_spec, loads_spec
+from archc.expansion import as_graph
+from archc.training.module import TrainingModel
+from archc.training.objectives.batch import Batch
+from archc.training.options import TrainOptions
+from archc.training.parallel.initialise import fill
+from archc.training.parallel.stage import weights_here
+from archc.training.parallel.world import open_world
+from archc.training.prepare import prepare
+from tests.plugins.specs import tiny
+from tests.torch_backend.examples import assert_close, lively, small_spec, tokens
+from tests.training.compared import as_rank
+
+ROWS, SEQ, TOLERANCE = 8, 16, 1e-5
+
+
+def stacked(block, layers=4, more=""):
+    return loads_spec(tiny(stack=f"{{num_layers: {layers}, block: {block}, mixer: mixer, ffn: ffn}}", more=more))
+
+
+RESIDUALS = stacked("{kind: attention_residual, block_size: 2}", 5)
+STREAMS = stacked("{kind: hyper_connections, num_streams: 3, sinkhorn_iters: 2, eps: 1e-3}")
+UNTIED = small_spec(layers=5)
+
+CASES = {
+    2: [
+        ("tiny-llama", Parallel(pp=2), {"pp_schedule": "gpipe"}),
+        ("tiny-llama", Parallel(pp=2), {"recompute": "full"}),
+        (UNTIED, Parallel(pp=2), {"z_loss": 1e-3, "loss_chunk": 5}),
+        ("tiny-kimi-linear", Parallel(pp=2), {"recompute": "selective"}),
+        ("tiny-deepseek-v3", Parallel(pp=2), {}),
+        ("tiny-t5", Parallel(pp=2), {}),
+        (RESIDUALS, Parallel(pp=2), {}),
+        (STREAMS, Parallel(pp=2), {"pp_schedule": "gpipe"}),
+        # One micro-batch on two stages.
+        (UNTIED, Parallel(pp=2), {"micro_batch_size": ROWS}),
+    ],
+    4: [
+        ("tiny-llama", Parallel(pp=4), {"micro_batch_size": 1}),
+        ("tiny-llama", Parallel(pp=2, dp=2), {"micro_batch_size": 1}),
+        ("tiny-llama", Parallel(pp=2, dp=2), {"pp_schedule": "gpipe", "zero": 2}),
+        (UNTIED, Parallel(pp=4), {"pp_schedule": "gpipe"}),
+        ("tiny-kimi-linear", Parallel(pp=2, dp=2), {"recompute": "full"}),
+        ("tiny-deepseek-v3", Parallel(pp=2, dp=2), {}),
+        ("tiny-deepseek-v3", Parallel(pp=4), {}),
+        ("tiny-t5", Parallel(pp=4), {}),
+        (RESIDUALS, Parallel(pp=4), {}),
+        (STREAMS, Parallel(pp=2, dp=2), {}),
+    ],
+}
+"""Parallels that take so many ranks, each with the options of a run."""
+
+
+def batch_for(graph):
+    """Rows of which some positions have nothing to learn; for a decoder with its encoder, a padded source too."""
+    ids = tokens(ROWS, SEQ + 1, graph.vocab_size)
+    inputs, targets = {"input_ids": ids[:, :-1]}, ids[:, 1:].clone()
+    targets[1, SEQ // 2 :] = -100
+    targets[3, ::3] = -100
+    if graph.reads_encoder:
+        mask = torch.ones(ROWS, SEQ - 5, dtype=torch.int64)
+        mask[2, 7:] = 0
+        inputs |= {"encoder_input_ids": tokens(ROWS, SEQ - 5, graph.vocab_size, 1), "encoder_attention_mask": mask}
+    return Batch(inputs, targets)
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def compare(spec, parallel, given):
+    """A step of a pipelined model beside one process: the loss, its evaluation, and every gradient by name over all ranks."""
+    plain = lively(spec)
+    graph = as_graph(load_spec(spec) if isinstance(spec, str) else spec)
+    options = TrainOptions(
+        **{"steps": 1, "seq_len": SEQ, "batch_size": ROWS, "micro_batch_size": 2, **given}, parallel=parallel
+    )
+    batch = batch_for(graph)
+    weight = 1 / (batch.targets != -100).sum().float()
+    reference = TrainingModel(plain, z_loss=options.z_loss)
+    expected = reference(batch.inputs, batch.targets, weight)
+    expected.backward()
+
+    world = open_world(parallel)
+    prepared = prepare(graph, options.check(), world, initialised=False)
+    model, engine = prepared.module.model, prepared.engine
+    fill(model, graph, iter({name: tensor.detach() for name, tensor in weights_here(plain, graph).items()}.items()))
+    start = world.index("dp") * options.copy_rows
+    size = options.micro_rows
+    mine = [batch.rows(first, first + size) for first in range(start, start + options.copy_rows, size)]
+    assert_close(world.all_sum(engine.evaluate(mine, weight)), expected, TOLERANCE)
+    for _ in range(2):
+        # A second step over the same buffers.
+        for parameter in model.parameters():
+            parameter.grad = None
+        assert_close(world.all_sum(engine.forward_backward(mine, weight)), expected, TOLERANCE)
+    assert_close(world.all_sum(engine.evaluate(mine, weight)), expected, TOLERANCE)
+
+    # A mixture of one value scores nothing, so its weights have no gradient.
+    here = {name: whole(weight.grad) for name, weight in model.named_parameters() if weight.grad is not None}
+    there = [None] * world.size
+    dist.all_gather_object(there, {world.index("pp"): here})
+    stages = {index: grads for each in there for index, grads in each.items()}
+    wanted = {name: parameter.grad for name, parameter in plain.named_parameters() if parameter.grad is not None}
+    held = {}
+    for index in range(parallel.pp):
+        for name, gradient in stages[index].items():
+            try:
+                assert_close(gradient, wanted[name], TOLERANCE)
+            except AssertionError as error:
+                raise AssertionError(f"{name} on stage {index}: {error}") from None
+            held.setdefault(name, []).append(index)
+            # Copies are equal to the bit, and stay so.
+            assert torch.equal(gradient, stages[held[name][0]][name]), name
+    assert set(held) == set(wanted)
+    shared = prepared.module.stage.shared
+    assert {name: tuple(places) for name, places in held.items() if len(places) > 1} == shared
+
+
+def main(size):
+    for spec, parallel, given in CASES[size]:
+        try:
+            compare(spec, parallel, given)
+        except Exception as error:
+            name = spec if isinstance(spec, str) else spec.name
+            raise AssertionError(f"{name}, {parallel}, {given}: {error}") from error
+
+
+if __name__ == "__main__":
+    as_rank(main)
