@@ -129,7 +129,7 @@ class Experts(nn.Module):
             y_RD = y_RD * weight_R1
         # Rows back to their tokens, then the k rows of a token added: no atomic adds, so runs are repeatable.
         back_R = torch.empty_like(order_R).scatter(0, order_R, torch.arange(order_R.shape[0], device=x.device))
-        return y_RD[back_R].unflatten(0, (-1, top_k)).sum(1).view(x.shape)
+        return y_RD[back_R].view(*indices.shape, -1).sum(-2)
 
     def run(self, rows_RD: Tensor, ends_E: Tensor, sorted_R: Tensor) -> Tensor:
         """Rows, sorted by their experts ``sorted_R``, through those: (R, D). Those of expert e end before row ``ends_E[e]``."""
