@@ -20,7 +20,7 @@ from archc.training.module import TrainingModel
 from archc.training.options import TrainOptions
 from archc.training.parallel.fsdp import needs_fsdp, shard_weights
 from archc.training.parallel.initialise import initialise
-from archc.training.parallel.pipeline import PipelineEngine, StageModel
+from archc.training.parallel.pipeline import PipelineEngine, StageModel, second_copies
 from archc.training.parallel.stage import take_stage
 from archc.training.parallel.world import World
 
@@ -32,6 +32,11 @@ class Prepared:
     graph: Graph
     module: TrainingModel
     engine: Engine
+
+    @property
+    def elsewhere(self) -> list[Tensor]:
+        """Weights that an earlier stage of a pipeline holds and counts too (a tied table)."""
+        return second_copies(self.module)
 
 
 def prepare(graph: Graph, options: TrainOptions, world: World, *, initialised: bool = True) -> Prepared:

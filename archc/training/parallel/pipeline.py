@@ -146,6 +146,14 @@ class PipelineEngine:
             dist.all_reduce(grad.to_local() if isinstance(grad, DTensor) else grad, group=group)
 
 
+def second_copies(module: TrainingModel) -> list[Tensor]:
+    """Weights of a stage that an earlier one holds too, so that norms over all ranks count them once."""
+    if not isinstance(module, StageModel):
+        return []
+    held = dict(module.model.named_parameters())
+    return [held[name] for name in module.stage.shared if name in module.stage.second_copies and name in held]
+
+
 def _handed_on(loss: Tensor, targets: Tensor) -> Tensor:
     """The last stage has made the loss itself."""
     return loss
