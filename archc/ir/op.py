@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 from archc.ir.piece import Piece
@@ -109,8 +109,13 @@ class Op:
         """
         if self.pieces is None:
             return None
-        fields = {name: getattr(self, name) for name in self._names()}
-        return type(self)(**fields | {name: piece.of(fields[name], axis) for name, axis in self.pieces})
+        axes = dict(self.pieces)
+        return type(self)(
+            **{
+                each.name: piece.of(getattr(self, each.name), axes.get(each.name))
+                for each in fields(self)  # type: ignore[arg-type]
+            }
+        )
 
     def cut_state(
         self, role: str, state: State, cut: Callable[[int, str | None], int], inputs: Sequence[TensorType]
