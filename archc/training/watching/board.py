@@ -28,6 +28,7 @@ class TensorBoard(Quiet):
 
     def on_start(self, run: RunInfo) -> None:
         # What a run that was killed wrote of later steps is hidden by TensorBoard itself.
+        assert run.folder is not None
         self._writer = self._make(str(run.folder / FOLDER), purge_step=run.first_step + 1)
 
     def on_step(self, record: Record) -> None:

@@ -26,6 +26,7 @@ class MetricsFile(Quiet):
         self._file: int | None = None
 
     def on_start(self, run: RunInfo) -> None:
+        assert run.folder is not None
         path = run.folder / METRICS
         drop_after(path, run.first_step)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

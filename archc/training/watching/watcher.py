@@ -15,13 +15,14 @@ Record = Mapping[str, float | int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """A run that begins or goes on. ``first_step`` steps were done before; lengths are in tokens.
+    """A run that begins or goes on. ``first_step`` steps were done before; lengths are in tokens; ``folder`` is None where
+    nothing is kept.
 
     ``flops_per_step`` are the model's, forward and backward; ``peak_flops_per_s`` are those of all devices, None where unknown.
     """
 
     name: str
-    folder: Path
+    folder: Path | None
     steps: int
     first_step: int
     log_every: int

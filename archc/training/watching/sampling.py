@@ -1,0 +1,134 @@
+"""Texts that a model writes while it is trained. Nothing of it reaches the training: no random numbers, no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from archc.generation.rows import Prompt
+from archc.generation.text import Text
+from archc.graph.graph import Graph
+from archc.planning.stage_values import params_of_stages
+from archc.planning.stages import split_into_stages
+from archc.torch_backend.build import build
+from archc.torch_backend.context import torch_dtype
+from archc.torch_backend.generate import generate
+from archc.training.module import TrainingModel
+from archc.training.options import TrainOptions
+from archc.training.parallel.fsdp import needs_fsdp
+from archc.training.parallel.stage import weights_here
+from archc.training.parallel.world import World
+from archc.training.watching.watcher import Sample
+
+NEW_TOKENS = 100
+TEMPERATURE = 0.8
+"""Of the drawn text; the greedy one has none."""
+
+
+class ModelSampler:
+    """Each prompt continued greedily and as drawn from a seed: equal weights give equal texts.
+
+    Called on all ranks alike, the first one gets the texts. Where it holds all weights as they are, its model writes; else the
+    weights are gathered, one at a time, into a model of its own, in the dtype that is computed in, for as long as it writes.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        module: TrainingModel,
+        options: TrainOptions,
+        world: World,
+        *,
+        prompts: Sequence[Prompt],
+        text: Text | None,
+        source_text: Text | None = None,
+        new_tokens: int = NEW_TOKENS,
+        stop_ids: Sequence[int] = (),
+    ) -> None:
+        self._graph, self._module, self._options, self._world = graph, module, options, world
+        self._prompts, self._text, self._source = list(prompts), text, source_text
+        self._new_tokens, self._stop_ids = new_tokens, tuple(stop_ids)
+
+    def __call__(self, step: int) -> list[Sample]:
+        is_whole = self._world.mesh is None and not needs_fsdp(self._options)
+        if is_whole:
+            model: nn.Module = self._module.model
+            was_training = model.training
+            model.eval()
+            try:
+                # A compiled layer would be compiled anew for every length.
+                with torch.compiler.set_stance("force_eager"):
+                    return self._written(model, step)
+            finally:
+                model.train(was_training)
+        gathered = whole_weights(self._module.model, self._graph, self._world)
+        if not self._world.is_first:
+            for _ in gathered:
+                pass
+            return []
+        own: Any = build(self._graph, device=self._world.device, dtype=torch_dtype(self._options.dtype))
+        held = weights_here(own, self._graph)
+        with torch.no_grad():
+            for name, tensor in gathered:
+                held[name].copy_(tensor)
+        return self._written(own.eval(), step)
+
+    def _written(self, model: nn.Module, step: int) -> list[Sample]:
+        found: list[Sample] = []
+        for kind, temperature in (("greedy", 0.0), ("drawn", TEMPERATURE)):
+            made = generate(
+                model,
+                self._prompts,
+                tokenizer=self._text,
+                source_tokenizer=self._source,
+                max_new_tokens=self._room(),
+                temperature=temperature,
+                seed=self._options.seed,
+                stop_ids=self._stop_ids,
+            )
+            texts = made.texts or [" ".join(map(str, ids)) for ids in made.ids]
+            for prompt, text, ids in zip(self._prompts, texts, made.ids, strict=True):
+                found.append(Sample(step=step, kind=kind, prompt=self._shown(prompt), text=text, ids=tuple(ids)))
+        return found
+
+    def _room(self) -> int:
+        """New tokens that fit behind the longest prompt."""
+        most = self._graph.max_position_embeddings
+        if most is None or self._graph.reads_encoder:
+            return self._new_tokens
+        reader = self._source or self._text
+        lengths = [
+            len(reader.encode(prompt)) if isinstance(prompt, str) and reader is not None else len(prompt)
+            for prompt in self._prompts
+        ]
+        return min(self._new_tokens, most - max(lengths))
+
+    def _shown(self, prompt: Prompt) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        ids = [int(number) for number in prompt]
+        reader = self._source or self._text
+        return reader.decode(ids) if reader is not None else " ".join(map(str, ids)) + " "
+
+
+def whole_weights(model: nn.Module, graph: Graph, world: World) -> Iterator[tuple[str, Tensor]]:
+    """Name -> weight, all of it, on every rank, one at a time in the graph's order. Every rank goes through all of them."""
+    held = weights_here(model, graph)
+    stages = params_of_stages(graph, split_into_stages(graph, world.parallel.pp).stages)
+    for name, param in graph.params().items():
+        tensor = held.get(name)
+        whole = None if tensor is None else tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+        if len(stages) > 1:
+            owner = next(index for index, names in enumerate(stages) if name in names)
+            if whole is None:
+                dtype = torch.float32 if param.dtype == "model" else torch_dtype(param.dtype)
+                whole = torch.empty(param.shape, dtype=dtype, device=world.device)
+            whole = whole.contiguous()
+            dist.broadcast(whole, group=world.group("pp"), group_src=owner)
+        assert whole is not None, f"{name} is on no stage"
+        yield name, whole
