@@ -27,6 +27,7 @@ class TensorBoard(Quiet):
         self._writer: Any = None
 
     def on_start(self, run: RunInfo) -> None:
+        assert run.folder is not None, "TensorBoard's files lie in a run's folder"
         # What a run that was killed wrote of later steps is hidden by TensorBoard itself.
         assert run.folder is not None
         self._writer = self._make(str(run.folder / FOLDER), purge_step=run.first_step + 1)

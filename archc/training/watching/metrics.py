@@ -27,9 +27,8 @@ class MetricsFile(Quiet):
 
     def on_start(self, run: RunInfo) -> None:
         assert run.folder is not None
-        path = run.folder / METRICS
-        drop_after(path, run.first_step)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        assert run.folder is not None, "a file of metrics lies in a run's folder"
+        self._file = opened(run.folder / METRICS, run.first_step)
 
     def on_step(self, record: Record) -> None:
         assert self._file is not None, "on_start opens the file"
@@ -39,6 +38,12 @@ class MetricsFile(Quiet):
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def opened(path: Path, first_step: int) -> int:
+    """A file of lines to append to, without those of steps behind ``first_step``."""
+    drop_after(path, first_step)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
 
 
 def write_line(file: int, data: dict[str, Any]) -> None:

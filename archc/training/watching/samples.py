@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from archc.training.watching.metrics import drop_after, write_line
+from archc.training.watching.metrics import opened, write_line
 from archc.training.watching.watcher import Quiet, RunInfo, Sample
 
 SAMPLES = "samples.jsonl"
@@ -18,9 +18,8 @@ class SamplesFile(Quiet):
 
     def on_start(self, run: RunInfo) -> None:
         assert run.folder is not None
-        path = run.folder / SAMPLES
-        drop_after(path, run.first_step)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        assert run.folder is not None, "a file of samples lies in a run's folder"
+        self._file = opened(run.folder / SAMPLES, run.first_step)
 
     def on_sample(self, sample: Sample) -> None:
         assert self._file is not None, "on_start opens the file"
