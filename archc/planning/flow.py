@@ -14,18 +14,18 @@ Names of scopes, weights and states are the whole graph's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from archc.errors import GraphError, Problem, SpecError
+from archc.errors import Problem, SpecError
 from archc.graph.graph import LAYER, Graph, walk_scopes
 from archc.ir.op import Op
 from archc.ir.piece import Piece
-from archc.ir.size import Dim
 from archc.ir.values import Body, Call, Node, Param, TensorType, Value
 from archc.ops.elementwise import Add, Mul, Scale
 from archc.ops.ranks import EnterPieces, GatherPieces, ShareGradient, SumParts, TakePiece
 from archc.planning.parallel import Parallel
 from archc.planning.rank_graph import RankGraph, WeightUse
+from archc.planning.rank_values import CutBody, Local, is_whole_number, piece_op
 from archc.planning.sharding import ShardedParam, shard, units_of
 from archc.planning.timing.forms import CUT_AXES
 
@@ -37,32 +37,6 @@ def rank_graph(graph: Graph, parallel: Parallel, index: int) -> RankGraph:
         SpecError: the model can't be cut so, with every reason.
     """
     return _Cutter(graph, parallel, index).root()
-
-
-@dataclass(frozen=True, slots=True)
-class _Local:
-    """A value of the whole graph on a rank. ``learned``: a gradient goes through it."""
-
-    value: Value
-    whole: TensorType
-    is_part: bool
-    learned: bool
-
-    @property
-    def cut_dim(self) -> int | None:
-        """The dimension in which the rank has a piece."""
-        pairs = enumerate(zip(self.value.shape, self.whole.shape, strict=True))
-        return next((dim for dim, (here, there) in pairs if here != there), None)
-
-
-@dataclass(frozen=True, slots=True)
-class _CutBody:
-    """``entered``: inputs that the caller should let enter; ``parts``, ``learned``: of its outputs."""
-
-    body: Body
-    entered: tuple[bool, ...]
-    parts: tuple[bool, ...]
-    learned: tuple[bool, ...]
 
 
 class _Cutter:
@@ -77,7 +51,7 @@ class _Cutter:
         self.problems: dict[str, None] = dict.fromkeys(sharding.problems)
         self._local: dict[int, Param] = {}
         self._whole: dict[int, Param] = {}
-        self._bodies: dict[tuple[object, ...], _CutBody] = {}
+        self._bodies: dict[tuple[object, ...], CutBody] = {}
 
     def root(self) -> RankGraph:
         self._raise()
@@ -140,7 +114,7 @@ class _Cutter:
             )
         return known[id(param)]
 
-    def body(self, call: Call, inputs: Sequence[_Local], piece: Piece | None, label: str) -> _CutBody:
+    def body(self, call: Call, inputs: Sequence[Local], piece: Piece | None, label: str) -> CutBody:
         """A body for inputs as they are here; calls with equal ones share it."""
         types = [each.value.type for each in inputs]
         learned = [each.learned for each in inputs]
@@ -166,16 +140,16 @@ class _BodyCutter:
     ) -> None:
         self.cutter, self.whole, self.piece, self.label = cutter, body, piece, label
         self.made = Body(body.label, body.part)
-        self.env: dict[Value, _Local] = {}
+        self.env: dict[Value, Local] = {}
         self._entered: dict[Value, Node] = {}
         self._gathered: dict[Value, Value] = {}
         self._count = 0
         for value, kind, is_learned in zip(body.inputs, types or [v.type for v in body.inputs], learned, strict=True):
             local = self._value(kind)
             self.made.inputs.append(local)
-            self.env[value] = _Local(local, value.type, False, is_learned)
+            self.env[value] = Local(local, value.type, False, is_learned)
 
-    def run(self, *, is_root: bool = False) -> _CutBody:
+    def run(self, *, is_root: bool = False) -> CutBody:
         for item in self.whole.items:
             if isinstance(item, Call):
                 self._call(item, is_root)
@@ -187,7 +161,7 @@ class _BodyCutter:
         outs = [self.env[value] for value in self.whole.outputs]
         self.made.outputs = [out.value for out in outs]
         entered = () if is_root else tuple(self._leave_to_caller(value) for value in self.whole.inputs)
-        return _CutBody(self.made, entered, tuple(out.is_part for out in outs), tuple(out.learned for out in outs))
+        return CutBody(self.made, entered, tuple(out.is_part for out in outs), tuple(out.learned for out in outs))
 
     def _call(self, item: Call, is_root: bool) -> None:
         ins = [self._summed(value) for value in item.inputs]
@@ -203,7 +177,7 @@ class _BodyCutter:
         outputs = [self._value(value.type) for value in inner.body.outputs]
         self.made.items.append(Call(item.name, inner.body, tuple(args), tuple(outputs)))
         for value, local, is_part, learned in zip(item.outputs, outputs, inner.parts, inner.learned, strict=True):
-            self.env[value] = _Local(local, value.type, is_part, learned)
+            self.env[value] = Local(local, value.type, is_part, learned)
 
     def _node(self, node: Node, piece: Piece) -> None:
         if self._keeps_parts(node):
@@ -245,10 +219,10 @@ class _BodyCutter:
         self._place(node, node.op, args, [value.type for value in node.outputs], is_part=True)
         return True
 
-    def _on_pieces(self, node: Node, piece: Piece, ins: list[_Local], *, is_gathered: bool) -> bool:
+    def _on_pieces(self, node: Node, piece: Piece, ins: list[Local], *, is_gathered: bool) -> bool:
         """Place the op that works on pieces; False where there is none."""
         types = [each.whole if is_gathered else each.value.type for each in ins]
-        found = _piece_op(node, piece, types)
+        found = piece_op(node, piece, types)
         if found is None:
             return False
         op, outs = found
@@ -282,7 +256,7 @@ class _BodyCutter:
                 if not cut and self.env[value].learned:
                     local = self.env[value]
                     shared = self._emit(ShareGradient(ways=self.cutter.tp), local.value)
-                    self.env[value] = _Local(shared, local.whole, False, local.learned)
+                    self.env[value] = Local(shared, local.whole, False, local.learned)
         return True
 
     def _whole_on_every_rank(self, node: Node, piece: Piece) -> None:
@@ -306,7 +280,7 @@ class _BodyCutter:
                 local = self.env[value]
                 dim = len(value.shape) - 1
                 taken = self._emit(TakePiece(dim=dim, ways=ways), local.value)
-                self.env[value] = _Local(taken, local.whole, False, local.learned)
+                self.env[value] = Local(taken, local.whole, False, local.learned)
 
     def _place(
         self,
@@ -337,7 +311,7 @@ class _BodyCutter:
             param.trainable for param in node.params.values()
         )
         for value, local in zip(node.outputs, outputs, strict=True):
-            self.env[value] = _Local(local, value.type, is_part, learned and not _is_whole_number(value.dtype))
+            self.env[value] = Local(local, value.type, is_part, learned and not is_whole_number(value.dtype))
 
     def _value(self, kind: TensorType) -> Value:
         self._count += 1
@@ -348,11 +322,11 @@ class _BodyCutter:
         self.made.items.append(Node(op, "", (value,), (made,), {}, {}))
         return made
 
-    def _summed(self, value: Value) -> _Local:
+    def _summed(self, value: Value) -> Local:
         """A value whose parts are added up, once."""
         local = self.env[value]
         if local.is_part:
-            local = self.env[value] = _Local(self._emit(SumParts(), local.value), local.whole, False, local.learned)
+            local = self.env[value] = Local(self._emit(SumParts(), local.value), local.whole, False, local.learned)
         return local
 
     def _enter(self, value: Value) -> Value:
@@ -389,25 +363,3 @@ class _BodyCutter:
         self.made.items.remove(enter)
         self.made.inputs[self.made.inputs.index(local)] = enter.outputs[0]
         return True
-
-
-def _piece_op(node: Node, piece: Piece, types: Sequence[TensorType]) -> tuple[Op, tuple[TensorType, ...]] | None:
-    """The op on pieces with its outputs' types, where it makes of such inputs the pieces that are wanted."""
-    op = node.op.cut(piece, types)
-    if op is None:
-        return None
-    try:
-        outs = op.infer(types)
-    except GraphError:
-        return None
-    for kind, value in zip(outs, node.outputs, strict=True):
-        wanted: Dim = value.shape[-1]
-        if value.axis in CUT_AXES:
-            wanted = piece.of(wanted, value.axis)
-        if kind.axis != value.axis or kind.shape[-1] != wanted:
-            return None
-    return op, outs
-
-
-def _is_whole_number(dtype: str) -> bool:
-    return dtype.startswith(("int", "uint", "bool"))

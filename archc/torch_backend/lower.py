@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from archc import registry
 from archc.graph.graph import LAYER, Graph
+from archc.ir.op import Op
 from archc.ir.size import SEQ, SOURCE
 from archc.ir.values import Body, Call, Node, Param, State, Value
 from archc.ops.linear import Embedding, Linear
@@ -60,7 +61,7 @@ class Lowering:
         return self.states[body]
 
     def _instance(self, body: Body, name: str, *, is_root: bool = False) -> ScopeModule:
-        leaves = {item: self.leaf(item) for item in body.items if isinstance(item, Node)}
+        leaves = {item: self._leaf(item) for item in body.items if isinstance(item, Node)}
         cls = self.classes.get(body)
         if cls is None:
             inputs = (self.graph.mask, *self.graph.inputs) if is_root else ()
@@ -94,9 +95,12 @@ class Lowering:
             self.signatures[body] = (tuple(items), tuple(numbers[value] for value in body.outputs))
         return self.signatures[body]
 
-    def leaf(self, node: Node) -> nn.Module | Function:
-        """What an op becomes: a module under its name, or a function."""
-        leaf = registry.load("torch", node.op.op_name)(node, self.context)
+    def lowering(self, op: Op) -> Callable[[Node, Context], nn.Module | Function]:
+        """What makes a leaf of an op: a module under its name, or a function."""
+        return registry.load("torch", op.op_name)
+
+    def _leaf(self, node: Node) -> nn.Module | Function:
+        leaf = self.lowering(node.op)(node, self.context)
         if isinstance(leaf, nn.Module) and self.tied:
             for role, param in node.params.items():
                 if param in self.tied and _is_tied(node) and role == "weight":
