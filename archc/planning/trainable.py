@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from archc.graph.graph import Graph
 from archc.planning.parallel import Parallel
 from archc.planning.sharding import Sharding, shard
-from archc.planning.training.context_parallel import context_problems
+from archc.planning.training.context_parallel import context_limits, context_problems
 
 
 def training_limits(graph: Graph, parallel: Parallel, sharding: Sharding | None = None) -> list[str]:
@@ -53,6 +53,7 @@ def _tensor_and_expert(graph: Graph, parallel: Parallel, sharding: Sharding) -> 
 
 def _context(graph: Graph, parallel: Parallel, sharding: Sharding) -> Iterator[str]:
     yield from context_problems(graph, parallel.cp)
+    yield from context_limits(graph, parallel.cp)
 
 
 Limit = Callable[[Graph, Parallel, Sharding], Iterator[str]]

@@ -122,10 +122,16 @@ class Attention(nn.Module):
 
     def _mask_of_new(self, q: Tensor, length_B: Tensor | None) -> Tensor:
         positions = torch.arange(q.shape[2], device=q.device).unsqueeze(0)
-        seen = self._with_prefix(self._visible(positions, positions), length_B)
-        mask = self._sloped(seen, positions, positions, q.dtype)
+        return self._mask_between(positions, positions, q.dtype, length_B)
+
+    def _mask_between(
+        self, query_BS: Tensor, key_BT: Tensor, dtype: torch.dtype, length_B: Tensor | None = None
+    ) -> Tensor:
+        """The mask of queries and keys at these positions, as the kernel takes it."""
+        seen = self._with_prefix(self._visible(query_BS, key_BT), length_B)
+        mask = self._sloped(seen, query_BS, key_BT, dtype)
         assert mask is not None
-        return added(mask, q.dtype) if self.adds_masks and mask.dtype == torch.bool else mask
+        return added(mask, dtype) if self.adds_masks and mask.dtype == torch.bool else mask
 
     def _attend_ring(self, q: Tensor, keys: Tensor, values: Tensor, step: Step) -> Tensor:
         rows = self.ring_rows
@@ -236,11 +242,13 @@ class LatentAttention(nn.Module):
     def _expanded(
         self, q_BNSH: Tensor, latent_BTR: Tensor, shared_BTr: Tensor, mask: Tensor | None, causal: bool
     ) -> Tensor:
+        k_BNTH, v_BNTV = self._keys_and_values(latent_BTR, shared_BTr)
+        return self.kernel(q_BNSH, k_BNTH, v_BNTV, scale=self.scale, mask=mask, causal=causal)
+
+    def _keys_and_values(self, latent_BTR: Tensor, shared_BTr: Tensor) -> tuple[Tensor, Tensor]:
         kv_BNTX = to_heads(self.kv_b_proj(latent_BTR), self.nope_dim + self.value_dim)
         shared = shared_BTr.unsqueeze(1).expand(-1, kv_BNTX.shape[1], -1, -1)
-        k_BNTH = torch.cat((kv_BNTX[..., : self.nope_dim], shared), -1)
-        v_BNTV = kv_BNTX[..., self.nope_dim :]
-        return self.kernel(q_BNSH, k_BNTH, v_BNTV, scale=self.scale, mask=mask, causal=causal)
+        return torch.cat((kv_BNTX[..., : self.nope_dim], shared), -1), kv_BNTX[..., self.nope_dim :]
 
     def _absorbed(self, q_BNSH: Tensor, latent_BTR: Tensor, shared_BTr: Tensor, mask: Tensor | None) -> Tensor:
         """One token: the query moves into the latent space, so nothing is expanded."""
