@@ -72,7 +72,11 @@ def read_pieces(sources: Sequence[Source], read: Read, *, wanted: DataForm | Non
             for piece in _text_file(source, stream) if source.form == "text" else _json_lines(source, stream, read):
                 found: DataForm = "documents" if piece.role == "text" else "pairs"
                 if form not in (None, found):
-                    raise other_form(piece.place, form)
+                    if wanted is not None:
+                        raise other_form(piece.place, wanted)
+                    raise ArchcError(
+                        f"{piece.place}: documents and pairs stand in one set of data; give the one or the other"
+                    )
                 form = found
                 yield piece
                 read.done_bytes = before + raw.read_bytes

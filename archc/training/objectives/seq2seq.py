@@ -14,7 +14,7 @@ from archc.training.objectives.objective import EMPTY, Objective, check_ids, fil
 
 
 class Seq2Seq(Objective):
-    """``encoder_input_ids`` and ``encoder_attention_mask`` (batch, source); ``input_ids`` (batch, seq): the start, then the target.
+    """``encoder_input_ids``, ``encoder_attention_mask`` (batch, source); ``input_ids`` (batch, seq): the start, then the target.
 
     Longer sources and targets are cut off: a source keeps its last token where that is a special one, as the end is; a target
     that was cut has no end. Every batch has the same shape, whatever its texts.
