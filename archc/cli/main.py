@@ -24,6 +24,7 @@ COMMANDS = {
     "show": "The layers that a spec describes, the merged spec, or its lockfile.",
     "validate": "Check spec files and print every problem.",
     "plan": "How training cuts a spec over ranks, what each holds, and what they send each other.",
+    "train": "Train a spec on texts, on one device or many.",
     "attention": "What each token reads of each token: maps of attention as pictures and in numbers.",
     "build": "A PyTorch model: its module tree, or its files.",
     "export": "A fused ONNX model.",

@@ -14,13 +14,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 RANKS = click.IntRange(min=1, max=1 << 20)
 
-_SPLITS = {
+SPLITS = {
     "tp": "Ranks that share heads, feed-forward channels and the vocabulary.",
     "pp": "Stages of consecutive layers.",
     "ep": "Ranks that share experts; they are among the tp x dp x cp ranks of a stage.",
     "dp": "Copies of the model, each with sequences of its own.",
     "cp": "Ranks that share the tokens of a sequence.",
 }
+"""Name -> what such ranks share."""
 
 
 def gpu_option(function: Function) -> Function:
@@ -45,7 +46,7 @@ def split_options(function: Function) -> Function:
 
 def rank_options(function: Function) -> Function:
     """--tp, --pp, --ep, --dp, --cp likewise."""
-    for name, text in reversed(_SPLITS.items()):
+    for name, text in reversed(SPLITS.items()):
         function = click.option(f"--{name}", type=RANKS, metavar="N", help=f"{text} Default: 1.")(function)
     return function
 
@@ -54,5 +55,5 @@ def parallel_of(values: dict[str, int | None]) -> Parallel | None:
     """The split that is stated, None where nothing is; ``values`` has the options of ``split_options`` by name."""
     from archc.planning.parallel import Parallel
 
-    stated = {name: size for name in _SPLITS if (size := values[name]) is not None}
+    stated = {name: size for name in SPLITS if (size := values[name]) is not None}
     return Parallel(**stated) if stated else None

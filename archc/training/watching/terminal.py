@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from archc.training.watching.lines import Pace, memory_words, sample_line, start_line, step_words
 from archc.training.watching.watcher import Quiet, Record, RunInfo, Sample
@@ -27,8 +35,18 @@ class TerminalBar(Quiet):
         )
         self._pace: Pace | None = None
         self._said: list[str] = []
+        self._preparing: TaskID | None = None
+
+    def preparing(self, name: str, done: int, total: int) -> None:
+        """What is done before the first step: ``done`` of ``total``."""
+        if self._preparing is None:
+            self._preparing = self._bar.add_task(name, total=total, said="")
+            self._bar.start()
+        self._bar.update(self._preparing, description=name, completed=done, total=total)
 
     def on_start(self, run: RunInfo) -> None:
+        if self._preparing is not None:
+            self._bar.remove_task(self._preparing)
         self._pace = Pace(run)
         self._say(start_line(run))
         self._task = self._bar.add_task(run.name, total=run.steps, completed=run.first_step, said="")
