@@ -25,7 +25,7 @@ from archc.training.muon import MOMENTUM_BUFFER, Muon
 from archc.training.options import TrainOptions
 
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""Where torch.optim has fused kernels of AdamW and SGD."""
+"""Where torch.optim has a fused kernel of AdamW."""
 
 DECAYED = ("normal", "conv")
 """Initialisers of what weight decay may draw to zero: that is where they begin."""
@@ -88,11 +88,11 @@ def _part(groups: list[dict[str, Any]], options: TrainOptions, *, by_muon: bool)
     lr = options.peak_lr
     if by_muon:
         return Muon(groups, lr=lr, momentum=options.momentum)
-    fused = groups[0]["params"][0].device.type in FUSED_DEVICES
-    how: dict[str, Any] = {"fused": True} if fused else {"foreach": True}
     if options.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, **how)
-    return torch.optim.AdamW(groups, lr=lr, betas=options.betas, eps=options.eps, **how)
+        # torch 2.13 has a fused kernel of SGD and none of it for DTensors.
+        return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, foreach=True)
+    fused = groups[0]["params"][0].device.type in FUSED_DEVICES
+    return torch.optim.AdamW(groups, lr=lr, betas=options.betas, eps=options.eps, fused=fused, foreach=not fused)
 
 
 class _Described:
