@@ -23,7 +23,7 @@ WORKER = Path(__file__).with_name("context_parallel_worker.py")
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, 16), (4, 4)])
 def test_cut_sequences_give_the_loss_and_every_gradient_of_one_process(ranks, cases):
-    """Plain and latent attention, windows, chunks, sinks, slopes, caps, scores, biases, an earlier layer's keys; recomputed layers."""
+    """Plain, latent and scored attention, windows, chunks, sinks, slopes, caps, biases, an earlier layer's keys; recomputed."""
     for output in run_ranks(WORKER, ranks):
         assert output.count("equal: ") == cases
 
