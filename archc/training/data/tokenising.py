@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from archc.errors import ArchcError
 from archc.training.data.arrays import Array
-from archc.training.data.documents import Piece, Read, read_pieces
+from archc.training.data.documents import PIECE_CHARACTERS, Piece, Read, read_pieces
 from archc.training.data.manifest import DataForm, Ids, Manifest
 from archc.training.data.shards import SHARD_TOKENS, ShardWriter
 from archc.training.data.sources import Source
@@ -18,7 +19,8 @@ from archc.training.data.vocabulary import Vocabulary
 Progress = Callable[[str, int, int], None]
 """(what is being done, how many bytes are done, of how many)."""
 
-_BATCH_CHARACTERS = 1 << 20
+_BATCH_CHARACTERS = PIECE_CHARACTERS * min(max(8, os.cpu_count() or 1), 32)
+"""A piece for each core; the library holds about a hundred bytes for each character."""
 _BATCH_PIECES = 4096
 
 
