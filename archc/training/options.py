@@ -42,8 +42,8 @@ class TrainOptions:
     """
 
     steps: int
-    seq_len: int
-    batch_size: int
+    seq_len: int = 512
+    batch_size: int = 16
     micro_batch_size: int | None = None
     seed: int = 0
     packing: str = "packed"
@@ -149,6 +149,11 @@ class TrainOptions:
         )
         for name, word, known in words:
             yield from unknown_word(name, word, known)
+        if self.parallel.cp > 1 and self.seq_len % (2 * self.parallel.cp):
+            yield (
+                f"seq_len: {self.seq_len:,} tokens are no multiple of 2 x cp, {2 * self.parallel.cp}: each rank gets two equal "
+                "pieces of a sequence"
+            )
         if self.zero not in (2, 3):
             yield f"zero should be 2 or 3 (found {self.zero}): FSDP2 always cuts gradients and optimizer states"
         for name in (
