@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from archc.planning.trainable import training_limits
 from archc.torch_backend.build import build
 from archc.torch_backend.recompute import recompute
 from archc.torch_backend.weights import materialise
+from archc.training import routers
 from archc.training.engine import Cut, Engine, PlainEngine
 from archc.training.module import TrainingModel
 from archc.training.options import TrainOptions
+from archc.training.parallel import context, experts
 from archc.training.parallel.fsdp import needs_fsdp, shard_weights
 from archc.training.parallel.initialise import initialise
 from archc.training.parallel.pipeline import PipelineEngine, StageModel, second_copies
@@ -47,7 +50,10 @@ def prepare(graph: Graph, options: TrainOptions, world: World, *, initialised: b
     """
     refuse_what_cannot_be(graph, options)
     model: Any = build(graph, device="meta")
-    cut: Cut | None = None
+    routers.prepare(model, options, world)
+    experts.share(model, graph, world)
+    context.cut(model, graph, world)
+    cut: Cut | None = partial(context.cut_batch, world=world) if options.parallel.cp > 1 else None
     recompute(model, options.recompute)
     if options.parallel.pp > 1:
         stage = take_stage(model, graph, world.index("pp"), options.parallel.pp)
@@ -82,6 +88,21 @@ def refuse_what_cannot_be(graph: Graph, options: TrainOptions) -> None:
 
 def allocate(module: nn.Module, device: torch.device) -> None:
     """Storage for every weight on the meta device; tied weights stay tied, also those that FSDP2 has cut."""
+    # What only collects gradients has no weight's meaning, and loses its flag on the way.
+    collecting = [
+        (home, name)
+        for home in module.modules()
+        for name, buffer in home._buffers.items()
+        if buffer is not None and buffer.requires_grad
+    ]
+    _allocate(module, device)
+    for home, name in collecting:
+        buffer = home._buffers[name]
+        assert buffer is not None
+        home._buffers[name] = torch.zeros_like(buffer, requires_grad=True)
+
+
+def _allocate(module: nn.Module, device: torch.device) -> None:
     if not any(hasattr(weight, "device_mesh") for weight in module.parameters()):
         materialise(module, device)
         return

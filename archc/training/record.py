@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+from archc.torch_backend.scopes import ScopeModule
 
 Ending = Literal["finished", "stopped", "interrupted"]
 
@@ -24,65 +27,29 @@ class StepRecord:
     tokens: int
     step_s: float
     memory_bytes: int
-    extras: dict[str, float] = field(default_factory=dict[str, float])
+    extras: dict[str, float | int | None] = field(default_factory=dict[str, float | int | None])
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self.step_tokens / self.step_s if self.step_s else 0.0
-
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, float | int | None]:
+        """A line of ``metrics.jsonl``."""
         return {
             "step": self.step,
             "loss": self.loss,
             "lr": self.lr,
             "grad_norm": self.grad_norm,
-            "step_tokens": self.step_tokens,
             "tokens": self.tokens,
             "step_s": self.step_s,
-            "tokens_per_s": self.tokens_per_s,
-            "memory_bytes": self.memory_bytes,
             **self.extras,
+            "memory_bytes": self.memory_bytes,
+            "time": time.time(),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """What watchers are told when a run begins. ``step_flops``: matrix work of one step on all ranks, by the estimate."""
-
-    name: str
-    folder: Path | None
-    first_step: int
-    steps: int
-    parameters: int
-    step_tokens: int
-    step_flops: int
-    ranks: int
-    device: str
-
-
-class Watcher(Protocol):
-    """Is told what happens, on the first rank only. What it raises ends the run."""
-
-    def on_start(self, run: RunInfo) -> None: ...
-
-    def on_step(self, record: StepRecord) -> None: ...
-
-    def on_eval(self, step: int, loss: float) -> None: ...
-
-    def on_checkpoint(self, step: int, path: Path) -> None: ...
-
-    def on_sample(self, step: int, text: str) -> None: ...
-
-    def on_stop(self, ending: Ending, reason: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
     """How a run ended: after ``step`` steps that moved the weights.
 
-    ``checkpoint`` is the last good one, ``model`` the exported folder.
+    ``checkpoint`` is the last good one, ``folder`` the trained model as ``archc build`` writes one. ``model`` is the
+    model itself, where one rank holds it whole.
     """
 
     ending: Ending
@@ -91,8 +58,9 @@ class TrainResult:
     loss: float | None
     tokens: int
     eval_loss: float | None
-    checkpoint: Path | None
-    model: Path | None
+    checkpoint: Path | None = None
+    folder: Path | None = None
+    model: ScopeModule | None = field(default=None, repr=False)
     records: list[StepRecord] = field(default_factory=list[StepRecord], repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -104,5 +72,5 @@ class TrainResult:
             "tokens": self.tokens,
             "eval_loss": self.eval_loss,
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
-            "model": None if self.model is None else str(self.model),
+            "model": None if self.folder is None else str(self.folder),
         }

@@ -61,17 +61,16 @@ class RunFolder:
         options: Mapping[str, Any],
         data: Mapping[str, Any] | None = None,
         tokenizer: str | Path | None = None,
+        tokenizer_text: str | None = None,
     ) -> RunFolder:
         """A new run, written beside its place and put there as a whole. ``data`` is plain data that tells its data from others.
+        ``tokenizer`` is a ``tokenizer.json``, ``tokenizer_text`` what stands in one.
 
         Raises:
             ArchcError: the folder is a run already, or holds something else, or can't be written.
         """
         place = Path(os.path.abspath(path))
-        if (place / RUN).is_file():
-            raise ArchcError(f"{path} is a run already; --resume goes on with it, or name another folder")
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise ArchcError(f"{path} is there already and no run; name another folder")
+        cls.check_new(place)
         settings = {
             "format": FORMAT,
             "name": graph.name,
@@ -90,6 +89,8 @@ class RunFolder:
             (stage / SPEC).write_text(spec_text, "utf-8")
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, stage / TOKENIZER)
+            if tokenizer_text is not None:
+                (stage / TOKENIZER).write_text(tokenizer_text, "utf-8")
             (stage / RUN).write_text(_text(settings), "utf-8")
             os.replace(stage, place)
         except OSError as error:
@@ -97,6 +98,15 @@ class RunFolder:
         finally:
             shutil.rmtree(stage, ignore_errors=True)
         return cls(place, settings)
+
+    @staticmethod
+    def check_new(path: str | Path) -> None:
+        """Raises ArchcError where a new run can't be put."""
+        place = Path(path)
+        if (place / RUN).is_file():
+            raise ArchcError(f"{path} is a run already; --resume goes on with it, or name another folder")
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise ArchcError(f"{path} is there already and no run; name another folder")
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

@@ -1,0 +1,276 @@
+"""``archc.train``: a spec, a text, and a folder in which the run lives."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
+
+import torch
+import torch.distributed as dist
+
+from archc.errors import ArchcError
+from archc.expansion import expand
+from archc.graph.graph import Graph
+from archc.spec.resolved import Resolved, resolved
+from archc.torch_backend.build import build
+from archc.torch_backend.weights import load_weights, weights_of
+from archc.training.asking import Stated, texts_of
+from archc.training.checkpoints import Checkpoints
+from archc.training.data.opening import prepare_data, read_data
+from archc.training.data.tokens import Tokens
+from archc.training.data.vocabulary import vocabularies_of
+from archc.training.failures import told_of_lost_ranks
+from archc.training.objectives.choosing import data_form, evaluation_for, objective_for, split_objectives
+from archc.training.objectives.objective import Objective
+from archc.training.options import TrainOptions
+from archc.training.parallel.initialise import fill
+from archc.training.parallel.world import World, open_world
+from archc.training.prepare import Prepared, prepare, refuse_what_cannot_be
+from archc.training.record import TrainResult
+from archc.training.run_folder import RunFolder
+from archc.training.run_locks import RankLock
+from archc.training.run_weights import export_weights
+from archc.training.trainer import Trainer
+from archc.training.watching.speed import Speed, device_peak_flops_per_s, step_flops
+from archc.training.watching.watcher import RunInfo, Watcher, Watchers
+
+Progress = Callable[[str, int, int], None]
+Found = TypeVar("Found")
+Path_ = str | Path
+
+
+def train(
+    spec: Path_,
+    *,
+    data: Path_ | Sequence[Path_],
+    steps: int,
+    output: Path_ | None = None,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    tokenizer: Any = None,
+    weights: Path_ | None = None,
+    eval_data: Path_ | Sequence[Path_] | None = None,
+    held_out: float = 0.0,
+    sample_prompts: Sequence[str] = (),
+    peak_flops_per_s: float | None = None,
+    watchers: Sequence[Watcher] = (),
+    progress: Progress | None = None,
+    **stated: Unpack[Stated],
+) -> TrainResult:
+    """Train a spec (a file, or a shipped one's name) on texts, or go on with a run.
+
+    ``data`` are files or folders of texts, of ``.jsonl``, or of shards that were made before. ``output`` is the folder of the run;
+    without it nothing is kept but the result. ``weights`` is a model folder to begin from. ``held_out`` is the share of the data,
+    or ``eval_data`` other data, that is only looked at. ``tokenizer`` is a path or a ``tokenizers.Tokenizer``, by default what the
+    spec names. The model goes on from ``sample_prompts`` every ``sample_every`` steps. ``peak_flops_per_s`` of a device, for MFU,
+    is by default the catalogue's. Other keywords are those of ``TrainOptions``. Every rank of a torchrun calls this alike;
+    ``watchers`` are told on the first.
+
+    Raises:
+        ArchcError: the spec, options, data, or the folder can't be so; nothing was begun.
+        RankLostError: another rank is gone.
+    """
+    merged = resolved(spec, overrides)
+    graph = expand(merged.spec)
+    if "seq_len" not in stated and graph.max_position_embeddings:
+        stated["seq_len"] = min(TrainOptions(steps=1).seq_len, graph.max_position_embeddings)
+    options = TrainOptions(steps=steps, **stated).check()
+    data_form(graph)
+    refuse_what_cannot_be(graph, options)
+    asked = _Asked(merged, graph, options, Path(spec), tokenizer, data, eval_data, held_out, progress)
+    with ExitStack() as stack:
+        world = open_world(options.parallel, options.device, needs_mesh=options.dtype != "float32")
+        stack.callback(world.close)
+        place = None if output is None else Path(os.path.abspath(output))
+        folder = _folder(asked, place, world, stack, resume=resume)
+        run = _opened(asked, place, folder, world, resume=resume)
+        objective, evaluation = asked.objectives(folder if run is None else run.data)
+        lock = None if run is None else stack.enter_context(closing(RankLock(run.path, world.rank)))
+        checkpoints = None if run is None else Checkpoints(run.checkpoints, options.keep)
+        last = None if checkpoints is None or not resume else checkpoints.latest()
+        prepared = prepare(graph, options, world, initialised=last is None and weights is None)
+        if weights is not None and last is None:
+            _begin_from(prepared, weights)
+        trainer = Trainer(
+            prepared=prepared,
+            objective=objective,
+            options=options,
+            world=world,
+            speed=_speed(graph, options, world, peak_flops_per_s),
+            checkpoints=checkpoints,
+            watchers=Watchers(watchers if world.is_first else ()),
+            evaluation=evaluation,
+        )
+        if last is not None:
+            trainer.resume(last)
+        info = _info(trainer, run)
+        if run is None or lock is None or checkpoints is None:
+            return replace(trainer.run(info), model=_whole(prepared, world))
+        with told_of_lost_ranks(
+            run.path, lock, rank=world.rank, world=world.size, step=lambda: trainer.step + 1, last=checkpoints.latest
+        ):
+            found = trainer.run(info)
+            if found.checkpoint is not None:
+                on_first(world, lambda: export_weights(run.path, run.model))
+        model = run.model if found.checkpoint is not None else None
+        return replace(found, folder=model, model=_whole(prepared, world))
+
+
+def on_first(world: World, action: Callable[[], Found]) -> Found | None:
+    """What an action of the first rank gives there, None on others; if it fails, it fails on all.
+
+    Raises:
+        ArchcError: the first rank's.
+    """
+    found: Found | None = None
+    said: list[Any] = [None]
+    if world.is_first:
+        try:
+            found = action()
+        except ArchcError as error:
+            said = [error]
+    if world.size > 1:
+        dist.broadcast_object_list(said, src=0)
+    if said[0] is not None:
+        raise said[0]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A run, as it was asked for."""
+
+    merged: Resolved
+    graph: Graph
+    options: TrainOptions
+    source: Path
+    tokenizer: Any
+    data: Path_ | Sequence[Path_]
+    eval_data: Path_ | Sequence[Path_] | None
+    held_out: float
+    progress: Progress | None
+
+    def prepare(self, folder: Path) -> None:
+        """Make the shards of both data in a folder, and see that a model can learn from them."""
+        vocabularies = self._vocabularies()
+        for paths, name in ((self.data, "train"), (self.eval_data, "eval")):
+            if paths is not None:
+                made = prepare_data(paths, vocabularies=vocabularies, cache=folder / name, progress=self.progress)
+                if made != folder / name:
+                    (folder / f"{name}.path").write_text(os.path.abspath(made), "utf-8")
+        self.objectives(folder)
+
+    def objectives(self, folder: Path) -> tuple[Objective, Objective | None]:
+        """(what is learned from, what is only looked at)."""
+        spec, graph, options = self.merged.spec, self.graph, self.options
+        learned = self.tokens(folder, "train")
+        if self.eval_data is not None:
+            held = evaluation_for(graph, spec, self.tokens(folder, "eval"), options)
+            return objective_for(graph, spec, learned, options), held
+        if self.held_out:
+            return split_objectives(graph, spec, learned, options, held_out=self.held_out)
+        return objective_for(graph, spec, learned, options), None
+
+    def tokens(self, folder: Path, name: str) -> Tokens:
+        """Shards that were made in a folder, or lie where it says."""
+        elsewhere = folder / f"{name}.path"
+        place = Path(elsewhere.read_text("utf-8")) if elsewhere.is_file() else folder / name
+        return read_data(place, vocabularies=self._vocabularies())
+
+    def identity(self, folder: Path) -> dict[str, Any]:
+        """What tells this data from others."""
+        found: dict[str, Any] = {"train": self.tokens(folder, "train").digest, "held_out": self.held_out}
+        if self.eval_data is not None:
+            found["eval"] = self.tokens(folder, "eval").digest
+        return found
+
+    def texts(self) -> tuple[Any, Any]:
+        return texts_of(self.merged.spec, self.source, self.tokenizer)
+
+    def _vocabularies(self) -> Any:
+        return vocabularies_of(self.merged.spec, *self.texts())
+
+
+def _folder(asked: _Asked, place: Path | None, world: World, stack: ExitStack, *, resume: bool) -> Path:
+    """Where the shards lie. Those of a run that does not exist yet lie beside it until it does."""
+    told: list[Any] = [None]
+
+    def make() -> None:
+        if place is not None and resume:
+            folder = RunFolder.open(place).data
+        elif place is not None:
+            RunFolder.check_new(place)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            folder = place.with_name(f".{place.name}-data-{secrets.token_hex(4)}")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        else:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archc-data-")))
+        folder.mkdir(exist_ok=True)
+        asked.prepare(folder)
+        told[0] = str(folder)
+
+    on_first(world, make)
+    if world.size > 1:
+        dist.broadcast_object_list(told, src=0)
+    return Path(told[0])
+
+
+def _opened(asked: _Asked, place: Path | None, folder: Path, world: World, *, resume: bool) -> RunFolder | None:
+    """The run's folder, made now, or found to be of the same run."""
+    if place is None:
+        return None
+    options, spec_text = asked.options.to_json(), asked.merged.to_yaml()
+
+    def make() -> None:
+        told: dict[str, Any] = {"spec_text": spec_text, "graph": asked.graph, "options": options}
+        told["data"] = asked.identity(folder)
+        if resume:
+            RunFolder.open(place).resume(**told).write()
+            return
+        text = asked.texts()[0]
+        RunFolder.create(place, **told, tokenizer_text=None if text is None else text.to_json())
+        os.rename(folder, place / "data")
+
+    on_first(world, make)
+    return RunFolder.open(place)
+
+
+def _begin_from(prepared: Prepared, weights: Path_) -> None:
+    """Weights of a model folder. Each rank reads the whole model once, on the CPU."""
+    whole = load_weights(build(prepared.graph, device="cpu"), weights)
+    fill(prepared.module.model, prepared.graph, iter(weights_of(whole).items()))
+
+
+def _speed(graph: Graph, options: TrainOptions, world: World, peak: float | None) -> Speed:
+    if peak is None and world.device.type == "cuda":
+        peak = device_peak_flops_per_s(torch.cuda.get_device_name(world.device), options.dtype)
+    flops = step_flops(graph, seq_len=options.seq_len, batch_size=options.batch_size)
+    return Speed(flops, None if peak is None else peak * world.size)
+
+
+def _info(trainer: Trainer, run: RunFolder | None) -> RunInfo:
+    graph, options = trainer.prepared.graph, trainer.options
+    return RunInfo(
+        name=graph.name,
+        folder=None if run is None else run.path,
+        steps=options.steps,
+        first_step=trainer.step,
+        log_every=options.log_every,
+        ranks=trainer.world.size,
+        parameters=sum(param.elements for param in graph.params().values() if param.trainable),
+        tokens_per_step=options.batch_size * options.seq_len,
+        flops_per_step=trainer.speed.flops_per_step,
+        peak_flops_per_s=trainer.speed.peak_flops_per_s,
+    )
+
+
+def _whole(prepared: Prepared, world: World) -> Any:
+    """The model, where one rank holds all of it as plain tensors."""
+    return prepared.module.model if world.mesh is None else None
