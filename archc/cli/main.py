@@ -17,7 +17,7 @@ COMMANDS = {
     "complexity": "How time and cache of a spec grow with the length, kind by kind.",
     "diff": "What is otherwise between two specs, in structure and cost, and why.",
     "compare": "Costs of several specs side by side, in tables and charts.",
-    "plot": "Charts of specs: caches and FLOPs over the length, parameters by part.",
+    "plot": "Charts of specs: caches and FLOPs over the length, parameters by part; of training runs: losses and pace.",
     "report": "One page about specs to send to others: drawing, tables, charts, and sliders that recompute them.",
     "sweep": "Costs of every combination of some keys' values.",
     "fit": "Values of some keys at which a spec comes to a size, or fits a memory.",

@@ -20,14 +20,15 @@ from archc.cli.time_options import cost_options
 
 
 @click.command("plot", cls=Command)
-@click.argument("specs", metavar="SPEC...", nargs=-1, required=True)
+@click.argument("specs", metavar="SPEC|RUN...", nargs=-1, required=True)
 @click.option(
     "--what",
     "what",
     multiple=True,
     default=("all",),
     metavar="CHART",
-    help="cache, flops, parameters, roofline (with --gpu) or all. Can be repeated. Default: all.",
+    help="cache, flops, parameters, roofline (with --gpu) or all; of runs loss, lr, grad_norm, tokens_per_s or all. Can be "
+    "repeated. Default: all.",
 )
 @click.option(
     "-o",
@@ -57,6 +58,8 @@ def command(
     **stated: Any,
 ) -> None:
     """Charts of one or several specs (files or shipped names): cache and FLOPs over the length, parameters by part, rooflines.
+
+    Of folders that archc train wrote: loss, learning rate, gradient norm and tokens a second over the steps.
 
     Example: archc plot kimi-linear-48b-a3b deepseek-v3 --what cache -o cache.svg
     """

@@ -19,9 +19,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from archc.planning.comparison.curves import Bars, Curves
 from archc.planning.comparison.rooflines import RooflineChart
 from archc.plotting.panels import draw_bars, draw_curves, draw_roofline
+from archc.plotting.run_panels import draw_run
+from archc.plotting.runs import RunChart
 from archc.plotting.style import STYLE
 
-Chart = Curves | Bars | RooflineChart
+Chart = Curves | Bars | RooflineChart | RunChart
 
 _PANEL_INCHES = (5.6, 3.7)
 _INCHES_PER_BAR = 0.27
@@ -59,6 +61,8 @@ def drawn(charts: Sequence[Chart], title: str) -> Figure:
                     draw_bars(axes, chart, numbers)
                 elif isinstance(chart, RooflineChart):
                     draw_roofline(axes, chart, numbers)
+                elif isinstance(chart, RunChart):
+                    draw_run(axes, chart)
                 else:
                     draw_curves(axes, chart)
     return figure

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from archc.errors import ArchcError, MissingExtraError
+from archc.graph.graph import Graph
 from archc.planning.comparison.curves import (
     FIRST_LENGTH_TOKENS,
     LAST_LENGTH_TOKENS,
@@ -21,7 +22,9 @@ from archc.planning.comparison.curves import (
 )
 from archc.planning.comparison.rooflines import RooflineChart, roofline_charts
 from archc.planning.models import Model, Options, Source, Stated, common_length, open_models
+from archc.plotting.runs import RunChart, is_run, run_charts
 from archc.spec.near import nearest
+from archc.spec.schema import Spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +42,7 @@ class Plot:
     """Charts in one picture; ``title`` says of what models, and with which options."""
 
     title: str
-    charts: list[Curves | Bars | RooflineChart]
+    charts: list[Curves | Bars | RooflineChart | RunChart]
 
     def to_json(self) -> dict[str, Any]:
         """The numbers that are drawn."""
@@ -85,6 +88,8 @@ def plot(
 ) -> Plot:
     """Charts of specs, graphs, files or shipped names: ``cache``, ``flops``, ``parameters``, ``roofline``, or ``all``.
 
+    Folders of training runs have others: ``loss``, ``lr``, ``grad_norm``, ``tokens_per_s``, or ``all``, and no further keywords.
+
     Curves go from the least to the greatest length of ``at``, in tokens; one length is marked in curves from 1k to 1M. A
     roofline is of the greatest one, by default the least context length of the models, on ``gpu``; ``all`` has one where a
     device is named. Further keywords are those of ``archc.planning.models.Options``.
@@ -92,11 +97,14 @@ def plot(
     Raises:
         ArchcError: a spec has problems, there is no such chart, or an option is none for a model.
     """
+    given: Sequence[Any] = [sources] if isinstance(sources, str | PathLike | Spec | Graph) else sources
+    if any(map(is_run, given)):
+        return _of_runs(given, what, is_plain=not at and not overrides and Options(**stated) == Options())
     options = Options(**stated)
     names = charts_named(what, has_device=options.gpu is not None)
     models = open_models(sources, overrides)
     lengths, marks = _span(at)
-    charts: list[Curves | Bars | RooflineChart] = []
+    charts: list[Curves | Bars | RooflineChart | RunChart] = []
     for name in names:
         if name == "parameters":
             charts.append(parameter_bars(models, options))
@@ -106,6 +114,18 @@ def plot(
             curves = (cache_curves if name == "cache" else flops_curves)(models, lengths, options)
             charts.append(replace(curves, marks=marks))
     return Plot(_title(models, options, overrides), charts)
+
+
+def _of_runs(sources: Sequence[Any], what: str | Sequence[str], *, is_plain: bool) -> Plot:
+    others = [source for source in sources if not is_run(source)]
+    if others:
+        raise ArchcError(
+            f"{', '.join(map(str, others))}: no training run, and the others are; runs are drawn by themselves"
+        )
+    if not is_plain:
+        raise ArchcError("a run's charts take no lengths, overrides or options of costs")
+    title, charts = run_charts(sources, (what,) if isinstance(what, str) else what)
+    return Plot(title, [*charts])
 
 
 def charts_named(what: str | Sequence[str], *, has_device: bool) -> tuple[str, ...]:
