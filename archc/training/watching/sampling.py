@@ -10,14 +10,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from archc.errors import ArchcError
 from archc.generation.rows import Prompt
 from archc.generation.text import Text
 from archc.graph.graph import Graph
 from archc.planning.stage_values import params_of_stages
 from archc.planning.stages import split_into_stages
+from archc.spec.schema import Spec
 from archc.torch_backend.build import build
 from archc.torch_backend.context import torch_dtype
 from archc.torch_backend.generate import generate
+from archc.training.data.tokens import Tokens
 from archc.training.module import TrainingModel
 from archc.training.options import TrainOptions
 from archc.training.parallel.fsdp import needs_fsdp
@@ -26,6 +29,8 @@ from archc.training.parallel.world import World
 from archc.training.watching.watcher import Sample
 
 NEW_TOKENS = 100
+PROMPT_TOKENS = 16
+"""Of the data, where no prompt is given."""
 TEMPERATURE = 0.8
 """Of the drawn text; the greedy one has none."""
 
@@ -114,6 +119,55 @@ class ModelSampler:
         ids = [int(number) for number in prompt]
         reader = self._source or self._text
         return reader.decode(ids) if reader is not None else " ".join(map(str, ids)) + " "
+
+
+def refuse_samples(graph: Graph, options: TrainOptions, prompts: Sequence[str], text: Text | None) -> None:
+    """Before a run begins.
+
+    Raises:
+        ArchcError: the model continues no text, or there is no tokenizer to read prompts with.
+    """
+    if options.sample_every is None:
+        if prompts:
+            raise ArchcError("sample_prompts are gone on from every sample_every steps, which is not stated")
+        return
+    if graph.mask == "bidirectional":
+        raise ArchcError(f"sample_every: {graph.name} is an encoder: it sees a text as a whole and continues none")
+    if prompts and text is None:
+        raise ArchcError(f"sample_prompts: {graph.name} has no tokenizer; hand one over")
+
+
+def sampler_for(
+    graph: Graph,
+    spec: Spec,
+    module: TrainingModel,
+    options: TrainOptions,
+    world: World,
+    *,
+    prompts: Sequence[str],
+    texts: tuple[Text | None, Text | None],
+    data: Tokens,
+) -> ModelSampler | None:
+    """What writes every ``sample_every`` steps; without prompts it goes on from the beginning of the data, a source as a whole.
+
+    ``texts`` are (of what is written, of what an encoder reads).
+    """
+    if options.sample_every is None:
+        return None
+    first = int(data.starts[1])
+    ids = data.read(0, min(first, PROMPT_TOKENS if not data.is_paired else options.seq_len)).tolist()
+    writes, reads = texts
+    stop_ids = (spec.main.tokenizer or spec.tokenizer).role_ids("eos")
+    return ModelSampler(
+        graph,
+        module,
+        options,
+        world,
+        prompts=[*prompts] or [ids],
+        text=writes,
+        source_text=reads,
+        stop_ids=stop_ids,
+    )
 
 
 def whole_weights(model: nn.Module, graph: Graph, world: World) -> Iterator[tuple[str, Tensor]]:
