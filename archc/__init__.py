@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from archc.torch_backend.recompute import recompute
     from archc.torch_backend.step import Step, pad_right
     from archc.torch_backend.weights import load_weights, save_weights
+    from archc.training.train import train
 
 __all__ = [
     "Parallel",
@@ -58,6 +59,7 @@ __all__ = [
     "report",
     "save_weights",
     "sweep",
+    "train",
 ]
 
 _HOMES = {
@@ -88,6 +90,7 @@ _HOMES = {
     "save_weights": "archc.torch_backend.weights",
     "Step": "archc.torch_backend.step",
     "sweep": "archc.planning.search.sweep",
+    "train": "archc.training.train",
 }
 
 

@@ -20,7 +20,7 @@ from archc.training import routers
 from archc.training.engine import Cut, Engine, PlainEngine
 from archc.training.module import TrainingModel
 from archc.training.options import TrainOptions
-from archc.training.parallel import context, experts
+from archc.training.parallel import context, experts, tensor
 from archc.training.parallel.fsdp import needs_fsdp, shard_weights
 from archc.training.parallel.initialise import initialise
 from archc.training.parallel.pipeline import PipelineEngine, StageModel, second_copies
@@ -51,16 +51,22 @@ def prepare(graph: Graph, options: TrainOptions, world: World, *, initialised: b
     refuse_what_cannot_be(graph, options)
     model: Any = build(graph, device="meta")
     routers.prepare(model, options, world)
+    rank = tensor.cut(model, graph, world)
     experts.share(model, graph, world)
     context.cut(model, graph, world)
     cut: Cut | None = partial(context.cut_batch, world=world) if options.parallel.cp > 1 else None
     recompute(model, options.recompute)
+    loss: dict[str, Any] = {
+        "loss_chunk": options.loss_chunk,
+        "z_loss": options.z_loss,
+        "criterion": tensor.vocab_loss(rank, world),
+    }
     if options.parallel.pp > 1:
         stage = take_stage(model, graph, world.index("pp"), options.parallel.pp)
-        module = StageModel(model, stage, loss_chunk=options.loss_chunk, z_loss=options.z_loss)
+        module = StageModel(model, stage, **loss)
         engine: Engine = PipelineEngine(module, graph, options, world, cut)
     else:
-        module = TrainingModel(model, loss_chunk=options.loss_chunk, z_loss=options.z_loss)
+        module = TrainingModel(model, **loss)
         engine = PlainEngine(module, world.device, cut)
     if options.compile:
         for name, layer in model.named_modules():

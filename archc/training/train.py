@@ -38,12 +38,15 @@ from archc.training.run_folder import RunFolder
 from archc.training.run_locks import RankLock
 from archc.training.run_weights import export_weights
 from archc.training.trainer import Trainer
+from archc.training.watching.sampling import refuse_samples, sampler_for
 from archc.training.watching.speed import Speed, device_peak_flops_per_s, step_flops
 from archc.training.watching.watcher import RunInfo, Watcher, Watchers
 
 Progress = Callable[[str, int, int], None]
 Found = TypeVar("Found")
 Path_ = str | Path
+TOLD = "the first rank says so, too"
+"""A note on errors that others need not print."""
 
 
 def train(
@@ -66,12 +69,12 @@ def train(
 ) -> TrainResult:
     """Train a spec (a file, or a shipped one's name) on texts, or go on with a run.
 
-    ``data`` are files or folders of texts, of ``.jsonl``, or of shards that were made before. ``output`` is the folder of the run;
-    without it nothing is kept but the result. ``weights`` is a model folder to begin from. ``held_out`` is the share of the data,
-    or ``eval_data`` other data, that is only looked at. ``tokenizer`` is a path or a ``tokenizers.Tokenizer``, by default what the
-    spec names. The model goes on from ``sample_prompts`` every ``sample_every`` steps. ``peak_flops_per_s`` of a device, for MFU,
-    is by default the catalogue's. Other keywords are those of ``TrainOptions``. Every rank of a torchrun calls this alike;
-    ``watchers`` are told on the first.
+    ``data`` are files or folders of texts, of ``.jsonl``, or of shards that were made before. ``output`` is the folder of the
+    run; without it nothing is kept but the result. ``weights`` is a model folder to begin from. ``held_out`` is the share of the
+    data, or ``eval_data`` other data, that is only looked at. ``tokenizer`` is a path or a ``tokenizers.Tokenizer``, by default
+    what the spec names. The model goes on from ``sample_prompts`` every ``sample_every`` steps. ``peak_flops_per_s`` of a device,
+    for MFU, is by default the catalogue's. Other keywords are those of ``TrainOptions``. Every rank of a torchrun calls this
+    alike; ``watchers`` are told on the first.
 
     Raises:
         ArchcError: the spec, options, data, or the folder can't be so; nothing was begun.
@@ -85,13 +88,15 @@ def train(
     data_form(graph)
     refuse_what_cannot_be(graph, options)
     asked = _Asked(merged, graph, options, Path(spec), tokenizer, data, eval_data, held_out, progress)
+    refuse_samples(graph, options, sample_prompts, asked.texts()[0])
     with ExitStack() as stack:
         world = open_world(options.parallel, options.device, needs_mesh=options.dtype != "float32")
         stack.callback(world.close)
         place = None if output is None else Path(os.path.abspath(output))
         folder = _folder(asked, place, world, stack, resume=resume)
         run = _opened(asked, place, folder, world, resume=resume)
-        objective, evaluation = asked.objectives(folder if run is None else run.data)
+        folder = folder if run is None else run.data
+        objective, evaluation = asked.objectives(folder)
         lock = None if run is None else stack.enter_context(closing(RankLock(run.path, world.rank)))
         checkpoints = None if run is None else Checkpoints(run.checkpoints, options.keep)
         last = None if checkpoints is None or not resume else checkpoints.latest()
@@ -107,6 +112,16 @@ def train(
             checkpoints=checkpoints,
             watchers=Watchers(watchers if world.is_first else ()),
             evaluation=evaluation,
+            sampler=sampler_for(
+                graph,
+                merged.spec,
+                prepared.module,
+                options,
+                world,
+                prompts=sample_prompts,
+                texts=asked.texts(),
+                data=asked.tokens(folder, "train"),
+            ),
         )
         if last is not None:
             trainer.resume(last)
@@ -139,6 +154,8 @@ def on_first(world: World, action: Callable[[], Found]) -> Found | None:
     if world.size > 1:
         dist.broadcast_object_list(said, src=0)
     if said[0] is not None:
+        if not world.is_first:
+            said[0].add_note(TOLD)
         raise said[0]
     return found
 
@@ -268,6 +285,7 @@ def _info(trainer: Trainer, run: RunFolder | None) -> RunInfo:
         tokens_per_step=options.batch_size * options.seq_len,
         flops_per_step=trainer.speed.flops_per_step,
         peak_flops_per_s=trainer.speed.peak_flops_per_s,
+        notes=tuple(options.notes()),
     )
 
 

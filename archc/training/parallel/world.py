@@ -36,6 +36,7 @@ class World:
     size: int = 1
     mesh: DeviceMesh | None = None
     expert_mesh: DeviceMesh | None = None
+    owns_group: bool = False
     _flat: DeviceMesh | None = field(default=None, repr=False)
 
     @property
@@ -90,7 +91,7 @@ class World:
 
     def close(self) -> None:
         """Leave the group, if this run made it."""
-        if dist.is_initialized() and self.mesh is not None:
+        if dist.is_initialized() and self.owns_group:
             dist.destroy_process_group()
 
 
@@ -115,7 +116,8 @@ def open_world(parallel: Parallel, device: str | None = None, *, needs_mesh: boo
         torch.cuda.set_device(where)
     if size == 1 and not needs_mesh and not dist.is_initialized():
         return World(parallel, where)
-    if not dist.is_initialized():
+    owns_group = not dist.is_initialized()
+    if owns_group:
         options: dict[str, Any] = {"timeout": timedelta(seconds=float(os.environ.get("ARCHC_TIMEOUT_S", TIMEOUT_S)))}
         if not is_launched():
             store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]: it is documented there
@@ -126,7 +128,7 @@ def open_world(parallel: Parallel, device: str | None = None, *, needs_mesh: boo
     mesh = init_device_mesh(where.type, shape, mesh_dim_names=DIMS)
     expert_shape = (parallel.pp, parallel.dp * parallel.cp // parallel.ep, parallel.ep, parallel.tp)
     expert_mesh = init_device_mesh(where.type, expert_shape, mesh_dim_names=EXPERT_DIMS)
-    return World(parallel, where, dist.get_rank(), size, mesh, expert_mesh)
+    return World(parallel, where, dist.get_rank(), size, mesh, expert_mesh, owns_group)
 
 
 def _wrong_size(parallel: Parallel, size: int) -> str:
