@@ -23,6 +23,7 @@ _NAMES = (
     "recompute",
     "schedule",
     "virtual_stages",
+    "loss",
     "loss_chunk",
     "activations",
 )

@@ -46,6 +46,11 @@ TRAIN_OPTIONS: tuple[click.Option, ...] = (
         help="Runs of layers a stage has under --schedule interleaved. Default: 2.",
     ),
     click.Option(
+        ["--loss"],
+        metavar="NAME",
+        help="plain: cross-entropy of a model's logits; fused: archc train's, without logits. Default: plain.",
+    ),
+    click.Option(
         ["--loss-chunk"],
         type=LENGTH,
         metavar="TOKENS",

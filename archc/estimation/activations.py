@@ -83,17 +83,26 @@ def measure_activations(
     dtype: str | None = None,
     recompute: Recompute = "none",
     device: Device = "cuda",
+    is_trunk: bool = False,
 ) -> Activations:
     """What autograd keeps of one forward over (batch_size, seq_len) tokens whose weights and activations are in ``dtype``.
 
-    ``device`` is whose kernels run. What is not part of a layer is never recomputed.
+    ``device`` is whose kernels run. What is not part of a layer is never recomputed. ``is_trunk``: what stands behind the last
+    layer is left out, as where a loss runs it.
     """
     source = seq_len if source_len is None else source_len
     sizes = {"batch": batch_size, "seq": seq_len, "past": 0, "source": source, "memory": source}
     tape = Tape(dtype or graph.dtype, sizes, device)
     replay = _Replay(tape, recompute)
-    replay.root(graph)
+    replay.root(graph, is_trunk=is_trunk)
     return Activations(recompute, sizes, replay.pieces(), replay.left_out)
+
+
+def trunk_and_tail(graph: Graph) -> tuple[list[Node | Call], list[Node | Call]]:
+    """What the root runs up to its last layer, and what behind it; without layers all of it is behind."""
+    items = list(graph.root.items)
+    end = max((place for place, item in enumerate(items, 1) if LAYER.match(item.name)), default=0)
+    return items[:end], items[end:]
 
 
 @dataclass(slots=True, eq=False)
@@ -145,10 +154,10 @@ class _Replay:
         self.kept: dict[Storage, tuple[str, int]] = {}
         self.left_out: list[tuple[str, str]] = []
 
-    def root(self, graph: Graph) -> None:
-        """Replay the whole model."""
+    def root(self, graph: Graph, *, is_trunk: bool) -> None:
+        """Replay the whole model, or all up to its last layer."""
         env = {value: self._input(graph, name, value) for name, value in graph.inputs.items()}
-        for item in graph.root.items:
+        for item in trunk_and_tail(graph)[0] if is_trunk else graph.root.items:
             inputs = [env[value] for value in item.inputs]
             if isinstance(item, Node):
                 notes = _Notes(left_out=self.left_out)

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from archc.planning.training.loss import chunk_tokens
+
 IGNORED = -100
 """The target of a position that has nothing to learn."""
-
-MOST_LOGITS = 1 << 27
-LEAST_CHUNK_TOKENS = 256
 
 Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(logits (C, V), targets (C,)) -> summed cross-entropy, and summed squares of the log-partition; float32 scalars."""
@@ -90,7 +89,7 @@ class _Job:
 
     def _tokens_at_once(self) -> int:
         rows = max((weight.shape[0] for weight in self.tail.parameters()), default=1)
-        return max(LEAST_CHUNK_TOKENS, MOST_LOGITS // rows)
+        return chunk_tokens(rows)
 
     def sums(self, pieces: Sequence[Tensor], params: Sequence[Tensor], targets_C: Tensor) -> tuple[Tensor, Tensor]:
         """The criterion of one chunk."""
@@ -117,21 +116,8 @@ class _HeadLoss(torch.autograd.Function):
         stream_grads: list[list[Tensor]] = [[] for _ in streams]
         total: Tensor | None = None
         for pieces, targets_C in job.chunks([stream.detach() for stream in streams], targets_T):
-            with torch.enable_grad():
-                held = [piece.requires_grad_(need) for piece, need in zip(pieces, wanted, strict=False)]
-                loss, squares = job.sums(held, leaves, targets_C)
-                whole = (loss + job.z_loss * squares if job.z_loss else loss) * weight
-                inputs = [tensor for tensor in (*held, *leaves) if tensor.requires_grad]
-                found = iter(torch.autograd.grad(whole, inputs, allow_unused=True))
-            for number, piece in enumerate(held):
-                if piece.requires_grad:
-                    gradient = next(found)
-                    stream_grads[number].append(torch.zeros_like(piece) if gradient is None else gradient)
-            for number, leaf in enumerate(leaves):
-                if leaf.requires_grad and (gradient := next(found)) is not None:
-                    known = param_grads[number]
-                    param_grads[number] = gradient if known is None else known.add_(gradient)
-            value = (loss * weight).detach()
+            held = [piece.requires_grad_(need) for piece, need in zip(pieces, wanted, strict=False)]
+            value = _add_gradients(job, held, leaves, targets_C, weight, stream_grads, param_grads)
             total = value if total is None else total + value
         assert total is not None
         ctx.save_for_backward(
@@ -149,3 +135,32 @@ class _HeadLoss(torch.autograd.Function):
         # In place: the gradient of a head is as large as the head, and is wanted once.
         found = [None if gradient is None else gradient.mul_(grad_outputs[0]) for gradient in ctx.saved_tensors]
         return (None, None, None, *found)
+
+
+def _add_gradients(
+    job: _Job,
+    pieces: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    targets_C: Tensor,
+    weight: Tensor,
+    stream_grads: list[list[Tensor]],
+    param_grads: list[Tensor | None],
+) -> Tensor:
+    """The weighted loss of a chunk, its gradients added to those of earlier ones.
+
+    A function, so that nothing of a chunk, a gradient as large as the head least of all, is there while the next one runs.
+    """
+    with torch.enable_grad():
+        loss, squares = job.sums(pieces, leaves, targets_C)
+        whole = (loss + job.z_loss * squares if job.z_loss else loss) * weight
+        inputs = [tensor for tensor in (*pieces, *leaves) if tensor.requires_grad]
+        found = iter(torch.autograd.grad(whole, inputs, allow_unused=True))
+    for number, piece in enumerate(pieces):
+        if piece.requires_grad:
+            gradient = next(found)
+            stream_grads[number].append(torch.zeros_like(piece) if gradient is None else gradient)
+    for number, leaf in enumerate(leaves):
+        if leaf.requires_grad and (gradient := next(found)) is not None:
+            known = param_grads[number]
+            param_grads[number] = gradient if known is None else known.add_(gradient)
+    return (loss * weight).detach()

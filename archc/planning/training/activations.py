@@ -40,7 +40,7 @@ class KeptByStages:
     """What each stage keeps, for any size of a micro-batch. ``stages`` may be more than ``pp``, interleaved.
 
     ``seq_len`` and ``source_len`` are tokens of a sequence before cp cuts them; ``left_out`` are the ops that can't say, (path,
-    name).
+    name). ``is_trunk``: without what stands behind the last layer.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class KeptByStages:
         recompute: Recompute,
         sequence_parallel: bool,
         kernels: Device = "cuda",
+        is_trunk: bool = False,
     ) -> None:
         self.stages = stages
         self.cuts = [_Cut(stage, parallel, sequence_parallel) for stage in stages]
@@ -78,6 +79,7 @@ class KeptByStages:
                 dtype=dtype,
                 recompute=mode,
                 device=kernels,
+                is_trunk=is_trunk,
             )
 
         self._measured, self.recompute = measured, recompute

@@ -20,7 +20,7 @@ from archc.planning.parallel import Parallel
 from archc.planning.sharding import Sharding, Stage, shard
 from archc.planning.training.activations import KeptByStages, StageActivations
 from archc.planning.training.context_parallel import context_problems
-from archc.planning.training.loss import loss_bytes
+from archc.planning.training.loss import LOSSES, loss_bytes
 from archc.planning.training.memory import RankMemory, Training, TrainingOptions
 from archc.planning.training.optimizers import OPTIMIZERS, optimizer_named
 from archc.planning.training.reference_activations import FormulaByStages, formula_problems
@@ -53,6 +53,7 @@ def estimate_training(
     sequence_parallel: bool = False,
     schedule: str = "1f1b",
     virtual_stages: int = 2,
+    loss: str = "plain",
     loss_chunk: int | None = None,
     parallel: Parallel | None = None,
     gpu: str | Device | None = None,
@@ -64,8 +65,9 @@ def estimate_training(
 
     A step runs ``micro_batches`` (default: as many as stages) of ``micro_batch_size`` sequences on each copy. ``master_weights``
     are float32 copies of what is narrower. ``zero`` 1 to 3 is ZeRO over dp x cp. ``virtual_stages`` are runs of layers a
-    stage has under ``schedule`` ``interleaved``. ``loss_chunk`` tokens have logits at once. ``gpus`` without dp in ``parallel``
-    are as many copies as fit beside tp, pp and cp. ``activations`` ``megatron`` takes the formula of
+    stage has under ``schedule`` ``interleaved``. ``loss`` is ``plain``, cross-entropy of a model's logits, or ``fused``, that of
+    ``archc train``; ``loss_chunk`` tokens have logits at once. ``gpus`` without dp in ``parallel`` are as many copies as fit
+    beside tp, pp and cp. ``activations`` ``megatron`` takes the formula of
     arXiv 2205.05198 instead of the graph's. ``kernels`` are those that run, "cuda" or "cpu": what autograd keeps differs.
 
     Raises:
@@ -103,6 +105,7 @@ def estimate_training(
         loss_chunk_tokens=loss_chunk,
         activations=activations,
         kernels=kernels,
+        loss=loss,
     )
     problems += _option_problems(graph, options, given)
     problems += _split_problems(graph, options, split)
@@ -145,6 +148,7 @@ class _Estimator:
             recompute=recompute,
             sequence_parallel=options.sequence_parallel,
             kernels=options.kernels,
+            is_trunk=options.loss == "fused",
         )
 
     def training(self, device: Device | None) -> Training:
@@ -195,6 +199,7 @@ class _Estimator:
                         tokens=tokens,
                         dtype=options.dtype,
                         loss_chunk=options.loss_chunk_tokens,
+                        loss=options.loss,
                     )
                     if is_last
                     else None,
@@ -261,6 +266,7 @@ def _option_problems(graph: Graph, options: TrainingOptions, given: dict[str, An
         ("recompute", options.recompute, RECOMPUTE),
         ("schedule", options.schedule, tuple(SCHEDULES)),
         ("activations", options.activations, ACTIVATIONS),
+        ("loss", options.loss, LOSSES),
     )
     for name, value, known in words:
         yield from unknown_word(name, value, known)

@@ -87,6 +87,7 @@ class TrainingOptions:
     loss_chunk_tokens: int | None
     activations: str = "graph"
     kernels: Kernels = "cuda"
+    loss: str = "plain"
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -129,7 +130,7 @@ class RankMemory:
         return 0 if self.loss is None or self.loss.is_chunked else self.loss.logits
 
     def _waiting_losses(self) -> int:
-        return 0 if self.loss is None else self.loss.saved * (self.losses_in_flight - 1)
+        return 0 if self.loss is None else self.loss.saved * (self.losses_in_flight - 1) + self.loss.waiting
 
     @property
     def peak_bytes(self) -> int:
