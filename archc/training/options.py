@@ -108,6 +108,22 @@ class TrainOptions:
         """Sequences of one pass on one copy."""
         return self.copy_rows if self.micro_batch_size is None else self.micro_batch_size
 
+    @property
+    def micro_batches(self) -> int:
+        """Passes of a step on each copy of the model."""
+        return self.copy_rows // self.micro_rows
+
+    def notes(self) -> list[str]:
+        """What is allowed and slow."""
+        stages, passes = self.parallel.pp, self.micro_batches
+        if passes >= stages:
+            return []
+        idle = (stages - 1) / (passes + stages - 1)
+        return [
+            f"{passes} micro-batch{'es' if passes > 1 else ''} on {stages} stages (pp): each waits {idle:.0%} of the time; "
+            f"state a micro_batch_size of at most {max(1, self.copy_rows // stages)}, or a larger batch_size"
+        ]
+
     def check(self) -> TrainOptions:
         """Itself.
 

@@ -81,6 +81,8 @@ class Lines(Quiet):
     def on_start(self, run: RunInfo) -> None:
         self._pace = Pace(run)
         self._say(start_line(run))
+        for note in run.notes:
+            self._say(f"note: {note}")
 
     def on_step(self, record: Record) -> None:
         assert self._pace is not None, "on_start comes first"

@@ -49,6 +49,8 @@ class TerminalBar(Quiet):
             self._bar.remove_task(self._preparing)
         self._pace = Pace(run)
         self._say(start_line(run))
+        for note in run.notes:
+            self._say(f"note: {note}")
         self._task = self._bar.add_task(run.name, total=run.steps, completed=run.first_step, said="")
         self._bar.start()
 

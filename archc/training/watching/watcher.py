@@ -19,6 +19,7 @@ class RunInfo:
     nothing is kept.
 
     ``flops_per_step`` are the model's, forward and backward; ``peak_flops_per_s`` are those of all devices, None where unknown.
+    ``notes`` say what is allowed and slow.
     """
 
     name: str
@@ -31,6 +32,7 @@ class RunInfo:
     tokens_per_step: int
     flops_per_step: int
     peak_flops_per_s: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
