@@ -167,6 +167,11 @@ def test_a_full_disk_is_said_and_nothing_stays_of_what_was_made(tmp_path, kind):
     assert left == "[]"
 
 
+def changed(folder, **facts):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({**manifest, **facts}))
+
+
 def test_a_tokenizer_with_more_ids_than_the_spec_does_not_match():
     wide = load_spec("tiny-llama", ["tokenizer={kind: bytes, eos_token_id: 256}"]).tokenizer.load(".")
     with pytest.raises(ArchcError, match="a vocabulary that does not match: the tokenizer has the id 256"):
@@ -195,9 +200,7 @@ def test_shards_of_another_vocabulary_are_refused(tmp_path):
         given = vocabularies(spec) if spec is PLAIN else vocabularies_of(spec, None)
         with pytest.raises(ArchcError, match=message):
             read_data(tokens.folder, vocabularies=given)
-    manifest = json.loads((tokens.folder / MANIFEST).read_text())
-    manifest["largest_id"] = [300]
-    (tokens.folder / MANIFEST).write_text(json.dumps(manifest))
+    changed(tokens.folder, largest_id=[300])
     with pytest.raises(
         ArchcError, match="a vocabulary that does not match: it holds the id 300, and the spec has 257 ids"
     ):
@@ -218,6 +221,12 @@ def test_shards_that_hold_more_than_they_say_are_told_before_the_model_is(tmp_pa
         (lambda folder: (folder / "tokens-00000.npy").unlink(), r"tokens-00000\.npy is missing"),
         (lambda folder: os.truncate(folder / DOCUMENTS, 20), r"documents\.npy can't be read as an array"),
         (lambda folder: (folder / MANIFEST).write_text("[]"), "is no manifest of shards: "),
+        (lambda folder: changed(folder, largest_id=[1, 2]), "is no manifest of shards: .*differ in length"),
+        (lambda folder: changed(folder, form="pairs"), "is no manifest of shards: .*an even number of documents"),
+        (
+            lambda folder: changed(folder, tokens=4, shard_tokens=4),
+            r"documents\.npy is no list of where documents begin",
+        ),
         (lambda folder: (folder / MANIFEST).write_text('{"version": 2}'), "is no manifest of shards: version: "),
         (
             lambda folder: shutil.copy(folder / "tokens-00000.npy", folder / DOCUMENTS),

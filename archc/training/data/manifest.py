@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from archc.errors import ArchcError
 from archc.training.data.vocabulary import Vocabulary
@@ -38,10 +38,10 @@ class Ids(_Part):
     """What a vocabulary was. ``tokenizer_sha256`` is None where nobody knows."""
 
     tokenizer_sha256: str | None = None
-    bos_id: int | None = None
-    eos_id: int | None = None
-    mask_id: int | None = None
-    special_ids: tuple[int, ...] = ()
+    bos_id: NonNegativeInt | None = None
+    eos_id: NonNegativeInt | None = None
+    mask_id: NonNegativeInt | None = None
+    special_ids: tuple[NonNegativeInt, ...] = ()
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> Ids:
@@ -89,6 +89,14 @@ class Manifest(_Part):
     largest_id: tuple[int, ...] = Field(min_length=1, max_length=2)
     vocabularies: tuple[Ids, ...] = Field(min_length=1, max_length=2)
     inputs: tuple[InputFile, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if len(self.largest_id) != len(self.vocabularies):
+            raise ValueError("largest_id and vocabularies differ in length")
+        if self.form == "pairs" and self.documents % 2:
+            raise ValueError("pairs are an even number of documents")
+        return self
 
     @property
     def shards(self) -> int:

@@ -199,9 +199,12 @@ def _beside(cache: Path) -> Path:
 @contextmanager
 def _held(stage: Path) -> Generator[None]:
     """A lock that the system gives back however this process ends."""
-    with (stage / _LOCK).open("wb") as file:
+    # Under its name only when it is held: another process removes folders whose lock it can have.
+    unheld = stage / f".{_LOCK}"
+    with unheld.open("wb") as file:
         if sys.platform != "win32":
             fcntl.flock(file, fcntl.LOCK_EX)
+        unheld.rename(stage / _LOCK)
         yield
 
 

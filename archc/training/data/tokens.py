@@ -67,7 +67,7 @@ class Tokens:
 
     def _check_starts(self) -> None:
         starts = self.starts
-        is_whole = int(starts[0]) == (0 if len(starts) > 1 else len(self)) and int(starts[-1]) == len(self)
+        is_whole = int(starts[0]) == 0 and int(starts[-1]) == len(self)
         for at in range(0, len(starts), _CHECKED_AT_ONCE):
             is_whole = is_whole and bool((np.diff(starts[at : at + _CHECKED_AT_ONCE + 1]) > 0).all())
         if not is_whole:
