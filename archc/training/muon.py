@@ -63,7 +63,12 @@ def _direction(update: Tensor, param: Tensor) -> Tensor:
         return _moved(update)
     mesh = param.device_mesh
     cut = DTensor.from_local(update, mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride())
-    whole = DTensor.from_local(_moved(cut.full_tensor()), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    placements = list(param.placements)
+    for dim in range(mesh.ndim):
+        # FSDP2's dimension of a mesh is the outer one and was cut last.
+        placements[dim] = Replicate()
+        cut = cut.redistribute(placements=placements)
+    whole = DTensor.from_local(_moved(cut.to_local()), mesh, placements, run_check=False)
     return whole.redistribute(placements=param.placements).to_local()
 
 
