@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 _SPLITS = ("tp", "pp", "ep", "dp", "cp")
 
-TOLD = "the first rank says it"
-"""A note on errors of the first rank that others end with."""
-
 
 @click.command("train", cls=GroupedCommand)
 @spec_argument
@@ -76,7 +73,7 @@ def command(
         raise click.UsageError("--steps says how long; only --resume knows it from RUN")
     watchers, progress = ([], None) if rank else _watchers(tensorboard=tensorboard, as_json=as_json)
     from archc.planning.parallel import Parallel
-    from archc.training.train import train
+    from archc.training.train import TOLD, train
 
     try:
         found = train(
@@ -98,7 +95,8 @@ def command(
             **stated,
         )
     except ArchcError as error:
-        if rank and is_told(error):
+        if rank and (isinstance(error, SpecError) or TOLD in getattr(error, "__notes__", ())):
+            # The first rank says the same.
             ctx.exit(EXIT_PROBLEMS)
         raise
     finally:
@@ -108,11 +106,6 @@ def command(
         _print(found, as_json=as_json)
     if found.ending != "finished":
         ctx.exit(EXIT_CHECK_FAILED)
-
-
-def is_told(error: ArchcError) -> bool:
-    """Whether the first rank ends with the same error, so that others need not say it: one of options, or of its own work."""
-    return isinstance(error, SpecError) or TOLD in getattr(error, "__notes__", ())
 
 
 def _as_the_run(

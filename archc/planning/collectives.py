@@ -17,12 +17,12 @@ from archc.ir.size import evaluate, product
 from archc.ir.values import Node, Value
 from archc.planning.partial_sums import added_with_others, gives_parts
 from archc.planning.sharding import Sharding
-from archc.planning.stages import StageItems, is_stream, split_into_stages
+from archc.planning.stage_values import values_between
+from archc.planning.stages import StageItems, split_into_stages
 from archc.planning.timing.communication import chosen_experts
 from archc.planning.timing.forms import CUT_AXES
 from archc.planning.timing.stepping import made_outputs, stage_graph
 from archc.planning.timing.work import Pieces, pieces_of
-from archc.planning.training.activations import shared_tables
 from archc.units import tensor_bytes
 
 Kind = Literal["all_reduce", "all_to_all", "all_gather", "loss", "send"]
@@ -119,24 +119,8 @@ def _token_bytes(value: Value, dtype: str) -> int:
 
 
 def _sends(graph: Graph, stages: list[StageItems], dtype: str) -> Iterator[Collective]:
-    """Streams that a stage hands to the next; one that a later stage reads is handed through those between.
-
-    Rotations and masks, which depend on nothing that is trained, each stage makes itself.
-    """
-    own_tables = {value for node in shared_tables(graph) for value in node.outputs}
-    makes: dict[Value, int] = {}
-    last_use: dict[Value, int] = {}
-    for index, items in enumerate(stages):
-        for item in (*items.before, *items.layers, *items.behind):
-            last_use |= dict.fromkeys(item.inputs, index)
-            for value in item.outputs:
-                makes.setdefault(value, index)
-    for index in range(len(stages) - 1):
-        sent = [
-            value
-            for value, home in makes.items()
-            if home <= index < last_use.get(value, home) and is_stream(value) and value not in own_tables
-        ]
-        own = sum(_token_bytes(value, dtype) for value in sent)
-        what = ", ".join(_shape(value) for value in sent)
+    """What a stage hands to the next; what a later one reads goes through those between."""
+    for index, values in enumerate(values_between(graph, stages)):
+        own = sum(_token_bytes(value, dtype) for value in values)
+        what = ", ".join(_shape(value) for value in values)
         yield Collective("send", "pp", 2, "", f"stage {index} to stage {index + 1}", what, own)

@@ -149,7 +149,7 @@ def plan(
         for stage in sharding.stages
     ]
     notes = [*sharding.notes, *training_notes(graph)]
-    if zero and split.dp * split.cp == 1:
+    if zero not in (0, ZERO) and split.dp * split.cp == 1:
         notes.append(f"zero {zero} cuts nothing: dp x cp is 1")
     return Plan(
         name=graph.name,

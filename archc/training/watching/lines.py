@@ -28,14 +28,14 @@ class Pace:
         self._all_steps, self._all_s = self._all_steps + 1, self._all_s + (record.get("step_s") or 0.0)
 
     def said(self) -> list[str]:
-        """``12.3 k tokens/s``, ``MFU 41.2 %`` or TFLOP/s; a new interval begins."""
+        """``12.30 k tokens/s``, and ``MFU 41.2%`` or FLOP/s; a new interval begins."""
         steps, seconds = self._steps, self._seconds
         self._steps, self._seconds = 0, 0.0
         if not seconds:
             return []
         flops_per_s = self.run.flops_per_step * steps / seconds
         peak = self.run.peak_flops_per_s
-        share = f"{flops_per_s / 1e12:.3g} TFLOP/s" if peak is None else f"MFU {flops_per_s / peak:.1%}"
+        share = f"{si(round(flops_per_s))}FLOP/s" if peak is None else f"MFU {flops_per_s / peak:.1%}"
         return [f"{si(round(self.run.tokens_per_step * steps / seconds))} tokens/s", share]
 
     def left_s(self, step: int) -> float | None:
@@ -68,7 +68,7 @@ def duration(seconds: float) -> str:
 
 
 def _number(value: float | int) -> str:
-    return f"{value:.4f}" if 0.01 <= abs(value) < 1e4 else f"{value:.3g}"
+    return f"{value:.4f}" if 0.01 <= abs(value) < 1e4 or value == 0 else f"{value:.2e}"
 
 
 class Lines(Quiet):
@@ -114,11 +114,12 @@ def start_line(run: RunInfo) -> str:
     ranks = "" if run.ranks == 1 else f", {run.ranks} ranks"
     return (
         f"{run.name}: {run.parameters:,} parameters{ranks}, {begins}to step {run.steps}, {run.tokens_per_step:,} tokens and "
-        f"{run.flops_per_step / 1e12:.3g} TFLOP a step"
+        f"{si(run.flops_per_step)}FLOP a step"
     )
 
 
 def sample_line(sample: Sample) -> str:
-    """``sample of step 100, greedy: …``, line ends shown as signs."""
+    """``sample of step 100, greedy: …`` in one line; what is no sign, as a terminal's commands, is shown as one."""
     text = (sample.prompt + sample.text).replace("\n", "⏎")
-    return f"sample of step {sample.step}, {sample.kind}: {text}"
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return f"sample of step {sample.step}, {sample.kind}: {shown}"
