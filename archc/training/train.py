@@ -179,7 +179,13 @@ class _Asked:
         vocabularies = self._vocabularies()
         for paths, name in ((self.data, "train"), (self.eval_data, "eval")):
             if paths is not None:
-                made = prepare_data(paths, vocabularies=vocabularies, cache=folder / name, progress=self.progress)
+                made = prepare_data(
+                    paths,
+                    vocabularies=vocabularies,
+                    cache=folder / name,
+                    form=data_form(self.graph),
+                    progress=self.progress,
+                )
                 if made != folder / name:
                     (folder / f"{name}.path").write_text(os.path.abspath(made), "utf-8")
         self.objectives(folder)
