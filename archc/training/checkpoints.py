@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -114,10 +115,18 @@ class Checkpoints:
         except (CheckpointException, RuntimeError, OSError) as error:
             raise self._failed(step, error) from error
 
-    def close(self) -> None:
-        """Wait, and let go of memory that was kept for copies."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait, and let go of memory that was kept for copies. Where something ended the run already, that is what is said."""
         try:
             self.finish()
+        except ArchcError:
+            if error is None:
+                raise
         finally:
             if self._pinned is not None:
                 self._pinned.close()

@@ -23,6 +23,30 @@ class RankLostError(ArchcError):
     """Another rank is gone, or does not answer, so this one can't go on."""
 
 
+def lock_run(run: Path, rank: int, world: int) -> RankLock:
+    """This rank's lock of a run folder. All ranks call it, and get theirs or none.
+
+    Raises:
+        ArchcError: another run holds one of them.
+    """
+    own: RankLock | None = None
+    reason: str | None = None
+    try:
+        own = RankLock(run, rank)
+    except (ArchcError, OSError) as error:
+        reason = str(error)
+    reasons = [reason]
+    if world > 1:
+        reasons = [None] * world
+        dist.all_gather_object(reasons, reason)
+    first = next((one for one in reasons if one is not None), None)
+    if own is not None and first is None:
+        return own
+    if own is not None:
+        own.close()
+    raise ArchcError(first)
+
+
 @contextmanager
 def told_of_lost_ranks(
     run: Path, lock: RankLock, *, rank: int, world: int, step: Callable[[], int], last: Callable[[], Path | None]
