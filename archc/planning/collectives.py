@@ -14,7 +14,8 @@ from typing import Any, Literal
 from archc.estimation.placed import Placed, place
 from archc.graph.graph import Graph, join, resolve_dtype
 from archc.ir.size import evaluate, product
-from archc.ir.values import Node, Value
+from archc.ir.values import Call, Node, Value
+from archc.ops.ranks import GatherPieces, SumParts
 from archc.planning.partial_sums import added_with_others, gives_parts
 from archc.planning.sharding import Sharding
 from archc.planning.stage_values import values_between
@@ -55,16 +56,25 @@ _Sent = tuple[Kind, str, int, str, int]
 """(kind, by, ranks, what, bytes of a token)."""
 
 
-def collectives(graph: Graph, sharding: Sharding, dtype: str) -> list[Collective]:
-    """All exchanges of one pass, in order; those of layers that are alike once.
+def collectives(graph: Graph, sharding: Sharding, dtype: str, ranked: Graph | None = None) -> list[Collective]:
+    """All exchanges of one pass, those of layers that are alike once.
+
+    ``ranked`` is what one rank of tp runs (``archc.planning.flow``); without it sums are where weights are cut along what is
+    summed over.
 
     * ``all_reduce`` over tp: behind a product that sums over what is cut each rank has a part of the sum.
+    * ``all_gather`` over tp: an op can't work on a piece of what it reads.
     * ``all_to_all`` over ep: tokens go to the ranks of their experts and come back.
     * ``all_gather`` over cp: the keys and values of all tokens, once a layer.
     * ``loss`` over tp: of logits that are cut along the vocabulary three numbers a token: the largest, the sum, the target's.
     * ``send`` over pp: what a stage hands to the next.
     """
     found: dict[tuple[str, str, str, str], Collective] = {}
+    if ranked is not None:
+        for one in _between_pieces(ranked, sharding.parallel.tp, dtype):
+            known = found.setdefault((one.kind, one.layer, one.leaf, one.what), one)
+            if known is not one:
+                known.layers += one.layers
     staged = split_into_stages(graph, len(sharding.stages)).stages
     for stage, items in zip(sharding.stages, staged, strict=True):
         pieces = pieces_of(stage, sharding.parallel)
@@ -72,7 +82,8 @@ def collectives(graph: Graph, sharding: Sharding, dtype: str) -> list[Collective
         ends = set(made_outputs(graph.outputs.values(), items))
         for placed in place(stage_graph(graph, items)).nodes:
             node = placed.node
-            for kind, by, ranks, what, token_bytes in _sent(node, pieces, ends, dtype, is_added_later=node in later):
+            is_known = ranked is not None or node in later
+            for kind, by, ranks, what, token_bytes in _sent(node, pieces, ends, dtype, is_summed_elsewhere=is_known):
                 leaf = _leaf(placed)
                 one = Collective(kind, by, ranks, placed.layer, leaf, what, token_bytes, placed.count)
                 known = found.setdefault((kind, placed.layer, leaf, what), one)
@@ -81,19 +92,49 @@ def collectives(graph: Graph, sharding: Sharding, dtype: str) -> list[Collective
     return [*found.values(), *_sends(graph, staged, dtype)]
 
 
+def _between_pieces(ranked: Graph, tp: int, dtype: str) -> Iterator[Collective]:
+    """What ranks of tp exchange, where their graph says so."""
+    for placed in place(ranked).nodes:
+        node = placed.node
+        kind: Kind | None = (
+            "all_reduce"
+            if isinstance(node.op, SumParts)
+            else "all_gather"
+            if isinstance(node.op, GatherPieces)
+            else None
+        )
+        if kind is not None:
+            scope = _LAYER_PREFIX.sub("", placed.scope) if placed.layer else placed.scope
+            leaf = join(scope, _maker(node.inputs[0]))
+            whole = node.outputs[0]
+            yield Collective(
+                kind, "tp", tp, placed.layer, leaf, _shape(whole), _token_bytes(whole, dtype), placed.count
+            )
+
+
+def _maker(value: Value) -> str:
+    """The ops that made a value, by name; those without one by what they were given."""
+    item = next((item for item in value.home.items if value in item.outputs), None)
+    if isinstance(item, Call):
+        return join(item.name, _maker(item.body.outputs[item.outputs.index(value)]))
+    if item is None or item.name:
+        return "" if item is None else item.name
+    return " + ".join(filter(None, dict.fromkeys(map(_maker, item.inputs)))) or item.op.op_name
+
+
 def _leaf(placed: Placed) -> str:
     """The op's name in its layer, or of the model where it stands outside."""
     scope = _LAYER_PREFIX.sub("", placed.scope) if placed.layer else placed.scope
     return join(scope, placed.node.name) or placed.node.op.op_name
 
 
-def _sent(node: Node, pieces: Pieces, ends: set[Value], dtype: str, *, is_added_later: bool) -> Iterator[_Sent]:
+def _sent(node: Node, pieces: Pieces, ends: set[Value], dtype: str, *, is_summed_elsewhere: bool) -> Iterator[_Sent]:
     parallel, output = pieces.parallel, node.outputs[0]
     if pieces.is_shared_out(node) and parallel.ep > 1:
         chosen = max(chosen_experts(node, role) for role in node.params)
         what = f"each token to {chosen} expert{'s' if chosen > 1 else ''} and back"
         yield "all_to_all", "ep", parallel.ep, what, 2 * chosen * _token_bytes(node.inputs[0], dtype)
-    if gives_parts(node, pieces) and not is_added_later:
+    if gives_parts(node, pieces) and not is_summed_elsewhere:
         yield "all_reduce", "tp", parallel.tp, _shape(output), _token_bytes(output, dtype)
     if output in ends and parallel.tp > 1 and output.axis in CUT_AXES:
         what = f"{_shape(output)} stay cut; of a token the largest, the sum and the target's"

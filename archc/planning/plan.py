@@ -12,9 +12,11 @@ from typing import Any
 from archc.errors import ArchcError, Problem, SpecError
 from archc.expansion import Source, as_graph
 from archc.planning.collectives import Collective, collectives
+from archc.planning.flow import rank_graph
 from archc.planning.options import below_one, known_dtype, with_copies
 from archc.planning.parallel import Parallel
 from archc.planning.plan_rows import StateRow, WeightRow, layer_gathers, replicated_bytes, state_rows, weight_rows
+from archc.planning.rank_graph import RankGraph
 from archc.planning.sharding import shard
 from archc.planning.trainable import training_limits, training_notes
 from archc.planning.training.context_parallel import context_problems
@@ -149,6 +151,11 @@ def plan(
         for stage in sharding.stages
     ]
     notes = [*sharding.notes, *training_notes(graph)]
+    ranked: RankGraph | None = None
+    limits = training_limits(graph, split, sharding)
+    if split.tp > 1 and not limits:
+        ranked = rank_graph(graph, split, 0)
+        notes += ranked.notes
     if zero not in (0, ZERO) and split.dp * split.cp == 1:
         notes.append(f"zero {zero} cuts nothing: dp x cp is 1")
     return Plan(
@@ -160,8 +167,8 @@ def plan(
         stages=stages,
         weights=weight_rows(sharding.stages, split, options),
         states=state_rows(sharding.stages),
-        communication=collectives(graph, sharding, model_dtype),
+        communication=collectives(graph, sharding, model_dtype, None if ranked is None else ranked.graph),
         gathers=dict(layer_gathers(sharding.stages, options)) if zero >= 2 and split.dp * split.cp > 1 else {},
-        limits=training_limits(graph, split, sharding),
+        limits=limits,
         notes=notes,
     )

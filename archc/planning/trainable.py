@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from archc.errors import SpecError
 from archc.graph.graph import Graph
+from archc.planning.flow import rank_graph
 from archc.planning.parallel import Parallel
 from archc.planning.sharding import Sharding, shard
 from archc.planning.training.context_parallel import context_limits, context_problems
@@ -26,6 +28,12 @@ def training_limits(graph: Graph, parallel: Parallel, sharding: Sharding | None 
 def training_notes(graph: Graph) -> list[str]:
     """What training leaves out of a model."""
     return [] if graph.mtp is None else ["extra prediction layers (mtp) are not trained"]
+
+
+def _texts(graph: Graph, parallel: Parallel, sharding: Sharding) -> Iterator[str]:
+    first = next(iter(graph.inputs), "")
+    if first != "input_ids":
+        yield f"{graph.name} reads {first}; archc train teaches models of texts"
 
 
 def _logits(graph: Graph, parallel: Parallel, sharding: Sharding) -> Iterator[str]:
@@ -56,7 +64,17 @@ def _context(graph: Graph, parallel: Parallel, sharding: Sharding) -> Iterator[s
     yield from context_limits(graph, parallel.cp)
 
 
+def _pieces(graph: Graph, parallel: Parallel, sharding: Sharding) -> Iterator[str]:
+    """What no op can do with pieces of what it reads, whoever cuts them."""
+    if parallel.tp == 1 or sharding.problems or any(_few_kv_heads(graph, parallel, sharding)):
+        return
+    try:
+        rank_graph(graph, parallel, 0)
+    except SpecError as error:
+        yield from (problem.message for problem in error.problems)
+
+
 Limit = Callable[[Graph, Parallel, Sharding], Iterator[str]]
 
-LIMITS: tuple[Limit, ...] = (_logits, _few_kv_heads, _tensor_and_expert, _context)
+LIMITS: tuple[Limit, ...] = (_texts, _logits, _few_kv_heads, _tensor_and_expert, _context, _pieces)
 """Reasons, a function each: a new limit is one more."""
