@@ -55,7 +55,7 @@ class _Cutter:
 
     def root(self) -> RankGraph:
         self._raise()
-        made = _BodyCutter(self, self.whole.root, None, [True] * len(self.whole.root.inputs), "")
+        made = _BodyCutter(self, self.whole.root, None, [False] * len(self.whole.root.inputs), "")
         body = made.run(is_root=True).body
         self._raise()
         inputs = dict(zip(self.whole.root.inputs, body.inputs, strict=True))
