@@ -23,6 +23,7 @@ from archc.training.options import TrainOptions
 from archc.training.parallel import context, experts, tensor
 from archc.training.parallel.fsdp import needs_fsdp, shard_weights
 from archc.training.parallel.initialise import initialise
+from archc.training.parallel.local_weights import raw_weights
 from archc.training.parallel.pipeline import PipelineEngine, StageModel, second_copies
 from archc.training.parallel.stage import take_stage
 from archc.training.parallel.world import World
@@ -62,7 +63,7 @@ def prepare(graph: Graph, options: TrainOptions, world: World, *, initialised: b
         "criterion": tensor.vocab_loss(rank, world),
     }
     if options.parallel.pp > 1:
-        stage = take_stage(model, graph, world.index("pp"), options.parallel.pp)
+        stage = take_stage(model, graph if rank is None else rank.graph, world.index("pp"), options.parallel.pp)
         module = StageModel(model, stage, **loss)
         engine: Engine = PipelineEngine(module, graph, options, world, cut)
     else:
@@ -115,12 +116,13 @@ def _allocate(module: nn.Module, device: torch.device) -> None:
     ties: dict[int, list[str]] = {}
     for name, weight in module.named_parameters(remove_duplicate=False):
         ties.setdefault(id(weight), []).append(name)
-    module.to_empty(device=device)
-    for first, *others in ties.values():
-        weight = module.get_parameter(first)
-        for name in others:
-            home, _, last = name.rpartition(".")
-            module.get_submodule(home)._parameters[last] = weight
+    with raw_weights():
+        module.to_empty(device=device)
+        for first, *others in ties.values():
+            weight = module.get_parameter(first)
+            for name in others:
+                home, _, last = name.rpartition(".")
+                module.get_submodule(home)._parameters[last] = weight
 
 
 def trained(module: TrainingModel) -> dict[str, Tensor]:

@@ -46,6 +46,7 @@ class Stage:
 def take_stage(model: ScopeModule, graph: Graph, index: int, count: int) -> Stage:
     """Make a whole model, best on the meta device, one stage of it, in place: other modules leave the tree, names stay.
 
+    ``graph`` is what the model's forward was made from: a rank's own where tensor parallelism has cut it.
     ``forward(*received, **inputs)`` gives a tuple of what the next stage is to receive, the last stage the model's outputs.
     Values go through stages that don't read them. A tied table stays under its own name, beside the head that reads it.
 
