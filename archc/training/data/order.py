@@ -91,6 +91,7 @@ class Order:
             while len(kept) >= _EPOCHS_KEPT:
                 kept.popitem(last=False)
             assert self.seed is not None
-            dtype = np.uint32 if len(self) <= 1 << 32 else np.int64
-            kept[epoch] = np.random.default_rng([self.seed, epoch]).permutation(np.arange(len(self), dtype=dtype))
+            drawn = np.arange(len(self), dtype=np.uint32 if len(self) <= 1 << 32 else np.int64)
+            np.random.default_rng([self.seed, epoch]).shuffle(drawn)
+            kept[epoch] = drawn
         return kept[epoch]
