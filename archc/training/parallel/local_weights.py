@@ -6,7 +6,8 @@ gathered weights in the place of its own, is followed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,20 @@ Uses = tuple[tuple[str, WeightUse], ...]
 _made: dict[tuple[type[Any], Uses, TensorRanks], type[Any]] = {}
 
 
+_raw: list[None] = []
+"""Has an item while weights are seen as they are held."""
+
+
+@contextmanager
+def raw_weights() -> Generator[None]:
+    """Within it all leaves give the DTensors themselves, as those who replace them want."""
+    _raw.append(None)
+    try:
+        yield
+    finally:
+        _raw.pop()
+
+
 def see_pieces(module: nn.Module, uses: Mapping[str, WeightUse], ranks: TensorRanks) -> None:
     """From now on a module's forward has this rank's tensors, as their uses say, under its weights' names."""
     plain, key = type(module), tuple(sorted(uses.items(), key=lambda each: each[0]))
@@ -49,7 +64,7 @@ def see_pieces(module: nn.Module, uses: Mapping[str, WeightUse], ranks: TensorRa
 def _view(name: str, use: WeightUse, ranks: TensorRanks) -> Callable[[nn.Module], Tensor | None]:
     def local(module: nn.Module) -> Tensor | None:
         held = module._parameters[name]
-        if not isinstance(held, DTensor):
+        if _raw or not isinstance(held, DTensor):
             return held
         own = held.to_local()
         match use.kind:
