@@ -105,7 +105,8 @@ def weight_rows(stages: list[Stage], parallel: Parallel, options: WeightOptions)
     for stage in stages:
         for piece in stage.params:
             row = _weight_row(piece, parallel, options)
-            key = (row.layer, row.kind, row.name, row.whole, row.cuts, row.why)
+            # A tied table stands on the stage of each of its users.
+            key = (row.layer, row.kind if row.layer else "", row.name, row.whole, row.cuts, row.why)
             row = found.setdefault(key, row)
             row.layers += piece.count
             if stage.index not in row.stages:

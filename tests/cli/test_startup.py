@@ -46,6 +46,9 @@ def loaded(*arguments: str, watched: tuple[str, ...]) -> list[str]:
                 "inspect",
                 "import",
                 "convert",
+                "plan",
+                "train",
+                "plot",
             )
         ),
     ],
@@ -62,6 +65,7 @@ def test_help_loads_nothing_but_click(arguments: list[str]):
         ["complexity", "kimi-linear-48b-a3b"],
         ["show", "kimi-linear-48b-a3b"],
         ["validate", "tiny-llama"],
+        ["plan", "kimi-linear-48b-a3b", "--tp", "8"],
         ["plugins"],
         ["plugins", "--json"],
         ["plugins", "show", "mixer.kda"],
