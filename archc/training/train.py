@@ -26,7 +26,7 @@ from archc.training.checkpoints import Checkpoints
 from archc.training.data.opening import prepare_data, read_data
 from archc.training.data.tokens import Tokens
 from archc.training.data.vocabulary import vocabularies_of
-from archc.training.failures import told_of_lost_ranks
+from archc.training.failures import lock_run, told_of_lost_ranks
 from archc.training.objectives.choosing import data_form, evaluation_for, objective_for, split_objectives
 from archc.training.objectives.objective import Objective
 from archc.training.options import TrainOptions
@@ -35,7 +35,6 @@ from archc.training.parallel.world import World, open_world
 from archc.training.prepare import Prepared, prepare, refuse_what_cannot_be
 from archc.training.record import TrainResult
 from archc.training.run_folder import RunFolder
-from archc.training.run_locks import RankLock
 from archc.training.run_weights import export_weights
 from archc.training.trainer import Trainer
 from archc.training.watching.sampling import refuse_samples, sampler_for
@@ -97,8 +96,10 @@ def train(
         run = _opened(asked, place, folder, world, resume=resume)
         folder = folder if run is None else run.data
         objective, evaluation = asked.objectives(folder)
-        lock = None if run is None else stack.enter_context(closing(RankLock(run.path, world.rank)))
-        checkpoints = None if run is None else Checkpoints(run.checkpoints, options.keep)
+        lock = None if run is None else stack.enter_context(closing(lock_run(run.path, world.rank, world.size)))
+        if run is not None and resume and world.is_first:
+            run.write()
+        checkpoints = None if run is None else stack.enter_context(Checkpoints(run.checkpoints, options.keep))
         last = None if checkpoints is None or not resume else checkpoints.latest()
         prepared = prepare(graph, options, world, initialised=last is None and weights is None)
         if weights is not None and last is None:
@@ -246,23 +247,22 @@ def _folder(asked: _Asked, place: Path | None, world: World, stack: ExitStack, *
 
 
 def _opened(asked: _Asked, place: Path | None, folder: Path, world: World, *, resume: bool) -> RunFolder | None:
-    """The run's folder, made now, or found to be of the same run."""
+    """The run's folder, made now, or found to be of the same run; options that a resumed run changes are not written yet."""
     if place is None:
         return None
     options, spec_text = asked.options.to_json(), asked.merged.to_yaml()
 
-    def make() -> None:
+    def make() -> RunFolder:
         told: dict[str, Any] = {"spec_text": spec_text, "graph": asked.graph, "options": options}
         told["data"] = asked.identity(folder)
         if resume:
-            RunFolder.open(place).resume(**told).write()
-            return
+            return RunFolder.open(place).resume(**told)
         text = asked.texts()[0]
-        RunFolder.create(place, **told, tokenizer_text=None if text is None else text.to_json())
+        run = RunFolder.create(place, **told, tokenizer_text=None if text is None else text.to_json())
         os.rename(folder, place / "data")
+        return run
 
-    on_first(world, make)
-    return RunFolder.open(place)
+    return on_first(world, make) or RunFolder.open(place)
 
 
 def _begin_from(prepared: Prepared, weights: Path_) -> None:
