@@ -64,6 +64,8 @@ CASES = {
         (RESIDUALS, Parallel(pp=4), {}),
         (STREAMS, Parallel(pp=2, dp=2), {}),
         ("tiny-llama", Parallel(pp=2, cp=2), {}),
+        ("tiny-llama", Parallel(pp=2, tp=2), {}),
+        ("tiny-deepseek-v3", Parallel(pp=2, tp=2), {"pp_schedule": "gpipe"}),
         ("tiny-deepseek-v3", Parallel(pp=2, dp=2, ep=2), {}),
     ],
 }
@@ -202,6 +204,8 @@ def main(size):
             compare(spec, parallel, given)
         except Exception as error:
             name = spec if isinstance(spec, str) else spec.name
+            while error.__cause__ is not None:
+                error = error.__cause__
             raise AssertionError(f"{name}, {parallel}, {given}: {error}") from error
 
 
