@@ -1,7 +1,10 @@
 """A cut model's loss and gradients beside those of the same weights in one process."""
 
+import json
 import sys
+from functools import cache
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -15,8 +18,9 @@ from archc.training.parallel import context, experts
 from archc.training.parallel.fsdp import shard_weights
 from archc.training.parallel.world import open_world
 from tests.torch_backend.examples import assert_close, ids_for, lively
+from tests.training.learner import Learner
 
-BATCH, SEQ, TOLERANCE = 4, 16, 1e-5
+BATCH, SEQ, TOLERANCE, STEPS = 4, 16, 1e-5, 4
 
 
 def batch_for(model, seq=SEQ):
@@ -70,6 +74,26 @@ def compare(spec, parallel, *, change=None, mode="none", seq=SEQ, idle=False, dt
             raise AssertionError(f"{name}: {error}") from None
     assert not found
     return world
+
+
+def say_losses(name, parallel, **options):
+    """Print the losses of some steps through ``archc.training.prepare``, to be compared with those of one process."""
+    losses = Learner(name, parallel=parallel, **options).learn(STEPS)
+    print(json.dumps({"name": name, "parallel": str(parallel), "losses": losses}), flush=True)
+
+
+def assert_losses_of_one_process(output):
+    """Every printed run gave the losses that one process gives, within the rounding of the steps before them."""
+    runs = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    assert runs
+    for run in runs:
+        expected = losses_of_one_process(run["name"])
+        assert run["losses"] == pytest.approx(expected, rel=2e-5, abs=0), run
+
+
+@cache
+def losses_of_one_process(name):
+    return Learner(name).learn(STEPS)
 
 
 def as_rank(work):

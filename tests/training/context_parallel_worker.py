@@ -11,8 +11,8 @@ import archc
 from archc import Parallel
 from archc.torch_backend.build import graph_of
 from archc.training.parallel import context
-from tests.torch_backend.examples import GQA, MIXERS, ids_for, lively, small_spec
-from tests.training.compared import SEQ, as_rank, assert_close, compare
+from tests.torch_backend.examples import GQA, MIXERS, assert_close, ids_for, lively, small_spec
+from tests.training.compared import SEQ, as_rank, compare, say_losses
 
 CP2, CP4 = Parallel(cp=2), Parallel(cp=4)
 SHIPPED = {
@@ -28,6 +28,15 @@ SHIPPED = {
         ("tiny-llama", Parallel(cp=2, dp=2), {}),
         ("tiny-deepseek-v3", CP4, {}),
         ("tiny-gpt-oss", CP4, {"seq": 64}),
+    ],
+}
+RUNS = {
+    2: [("tiny-deepseek-v3", CP2, {"micro_batch_size": 2, "recompute": "selective"})],
+    4: [
+        ("tiny-llama", Parallel(cp=2, dp=2), {"micro_batch_size": 2}),
+        ("tiny-llama", Parallel(cp=2, pp=2), {"micro_batch_size": 2}),
+        ("tiny-llama", Parallel(cp=2, tp=2), {}),
+        ("tiny-deepseek-v3", Parallel(cp=2, dp=2, ep=4), {}),
     ],
 }
 SMALL = (
@@ -82,6 +91,8 @@ def main(size):
         if not options and size == 2:
             check_cached(spec, world)
         print(f"equal: {name}, {parallel}", flush=True)
+    for name, parallel, options in RUNS[size]:
+        say_losses(name, parallel, **options)
 
 
 if __name__ == "__main__":

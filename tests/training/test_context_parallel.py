@@ -14,6 +14,7 @@ from archc.torch_backend.leaves.softmax import visible  # noqa: E402
 from archc.training.parallel import context  # noqa: E402
 from archc.training.parallel.context import first_seen  # noqa: E402
 from archc.training.parallel.world import World  # noqa: E402
+from tests.training.compared import assert_losses_of_one_process  # noqa: E402
 from tests.training.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -22,9 +23,10 @@ WORKER = Path(__file__).with_name("context_parallel_worker.py")
 
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, 16), (4, 4)])
-def test_cut_sequences_give_the_loss_and_every_gradient_of_one_process(ranks, cases):
+def test_cut_sequences_give_the_losses_and_every_gradient_of_one_process(ranks, cases):
     """Plain, latent and scored attention, windows, chunks, sinks, slopes, caps, biases, an earlier layer's keys; recomputed."""
     for output in run_ranks(WORKER, ranks):
+        assert_losses_of_one_process(output)
         assert output.count("equal: ") == cases
 
 

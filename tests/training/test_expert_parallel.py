@@ -11,6 +11,7 @@ from archc import Parallel  # noqa: E402
 from archc.errors import SpecError  # noqa: E402
 from archc.training.parallel import experts  # noqa: E402
 from archc.training.parallel.world import World  # noqa: E402
+from tests.training.compared import assert_losses_of_one_process  # noqa: E402
 from tests.training.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -19,9 +20,10 @@ WORKER = Path(__file__).with_name("expert_parallel_worker.py")
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_shared_experts_give_the_loss_and_every_gradient_of_one_process(ranks):
+def test_shared_experts_give_the_losses_and_every_gradient_of_one_process(ranks):
     """MLA, hybrid and windowed models; all rows on one rank; recomputed layers; weights on inputs; ep of dp, of cp, of both."""
     for output in run_ranks(WORKER, ranks):
+        assert_losses_of_one_process(output)
         assert output.count("equal: ") == 4
 
 
