@@ -21,7 +21,7 @@ from archc.training.engine import Cut, Engine, PlainEngine
 from archc.training.module import TrainingModel
 from archc.training.options import TrainOptions
 from archc.training.parallel import context, experts, tensor
-from archc.training.parallel.fsdp import needs_fsdp, shard_weights
+from archc.training.parallel.fsdp import begin_sharded, needs_fsdp, shard_weights
 from archc.training.parallel.initialise import initialise
 from archc.training.parallel.local_weights import raw_weights
 from archc.training.parallel.pipeline import PipelineEngine, StageModel, second_copies
@@ -76,6 +76,8 @@ def prepare(graph: Graph, options: TrainOptions, world: World, *, initialised: b
     if needs_fsdp(options):
         shard_weights(module, graph, world, options)
     allocate(module, world.device)
+    if rank is not None and needs_fsdp(options):
+        begin_sharded(module)
     if initialised:
         initialise(model, graph, options.seed)
     return Prepared(graph, module, engine)

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from archc.graph.graph import LAYER, Graph
 from archc.ir.values import MODEL_DTYPE
 from archc.training.options import TrainOptions
+from archc.training.parallel.local_weights import raw_weights
 from archc.training.parallel.world import World
 
 
@@ -36,7 +37,15 @@ def shard_weights(module: nn.Module, graph: Graph, world: World, options: TrainO
     for name, layer in model.named_modules():
         if LAYER.search(name):
             _shard(layer, mesh, policy, options)
-    return _shard(module, mesh, policy, options)
+    _shard(module, mesh, policy, options)
+    return module
+
+
+def begin_sharded(module: nn.Module) -> None:
+    """What FSDP2 does before the first forward, now: it looks up weights as attributes, which leaves of tp show otherwise."""
+    assert isinstance(module, FSDPModule)
+    with raw_weights():
+        module._get_fsdp_state()._lazy_init()
 
 
 def _policy(options: TrainOptions) -> MixedPrecisionPolicy:
@@ -48,14 +57,13 @@ def _policy(options: TrainOptions) -> MixedPrecisionPolicy:
     )
 
 
-def _shard(module: Any, mesh: Any, policy: MixedPrecisionPolicy, options: TrainOptions) -> nn.Module:
+def _shard(module: Any, mesh: Any, policy: MixedPrecisionPolicy, options: TrainOptions) -> None:
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=options.zero == 3)
     assert isinstance(module, FSDPModule)
     # A step's loss is divided by all of its targets, so ranks have parts of a sum and not each a mean.
     module.set_gradient_divide_factor(1.0)
     # A factor alone would become a multiplied sum, which only nccl has.
     module.set_force_sum_reduction_for_comms(True)
-    return module
 
 
 def _leaves(model: nn.Module, graph: Graph) -> list[tuple[nn.Module, list[Any]]]:
