@@ -8,9 +8,9 @@ values and gradients stay as they are.
 Over the sequences of a whole step a router's losses are:
 
 * ``balance_loss``, over each sequence (DeepSeek-V3, arXiv 2412.19437, equations 17-20): the mean over sequences of
-  sum_i f_i P_i, with f_i = E / (k T) x the tokens that chose expert i, and P_i the mean of normalised scores. f counts the
-  experts that were chosen, the correction bias included. f has no gradient, so ranks of cp add up their counts and then
-  have parts of one sum. Any ranks and micro-batches give what one process gives.
+  sum_i f_i P_i, with f_i = E / (k T) x the tokens of which expert i is among the k best by score, correction bias and groups left
+  out as there, and P_i the mean of normalised scores. f has no gradient, so ranks of cp add up their counts and then have parts
+  of one sum. Any ranks and micro-batches give what one process gives.
 * ``balance_loss`` over a batch (Switch Transformer, arXiv 2101.03961, equations 4-6): the same over all sequences of a pass on
   one copy together, the mean over passes weighted by sequences. A product of two means is no sum over passes, so micro-batches
   and copies change it, as in Megatron-Core.
@@ -110,18 +110,19 @@ class _Training(Router):
         weights = typed(Tensor, _Counted.apply(weights, self.loads, indices))
         balanced = self.balance_rate > 0 and self.learns_choice
         if balanced or self.z_rate:
-            weights = typed(Tensor, _WithLoss.apply(weights, self._loss(logits, indices, balanced)))
+            weights = typed(Tensor, _WithLoss.apply(weights, self._loss(logits, indices.shape[-1], balanced)))
         return indices, weights
 
-    def _loss(self, logits: Tensor, indices: Tensor, balanced: bool) -> Tensor:
+    def _loss(self, logits: Tensor, top_k: int, balanced: bool) -> Tensor:
         """What this pass adds to the loss of the step. The gradient of ``losses`` is the values before their factors."""
         rows, tokens = logits.shape[0], logits.shape[1] * self.cp
         found = logits.new_zeros(())
         if balanced:
-            scores, chosen = self.scores(logits), indices.flatten(1)
+            scores = self.scores(logits)
             if self.is_over_batch:
-                scores, chosen = scores.flatten(0, 1).unsqueeze(0), chosen.reshape(1, -1)
-            loads = counted(chosen, logits.shape[-1])
+                scores = scores.flatten(0, 1).unsqueeze(0)
+            best = scores.detach().topk(top_k, -1, sorted=False)[1]
+            loads = counted(best.flatten(1), logits.shape[-1])
             if self.cp_group is not None:
                 dist.all_reduce(loads, group=self.cp_group)
             together = rows if self.is_over_batch else 1
