@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import click
 
-from archc.cli.options import Command, json_option, print_json, require_extra
+from archc.cli.options import Command, dtype_option, json_option, print_json, require_extra
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _LEAST_BYTES, _MOST_BYTES = 1, 1 << 60
@@ -49,6 +51,14 @@ def _bytes(context: click.Context, parameter: click.Parameter, text: str) -> int
     help="Largest file of weights; a tensor larger than that has a file of its own.",
 )
 @click.option("--name", metavar="NAME", help="Name of the spec. Default: that of the folder.")
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="Of a run: the checkpoint to take. Default: the newest."
+)
+@dtype_option(
+    "--dtype",
+    text="Of a run: dtype of the weights. Default: float32, as they are trained.",
+    allowed=("float32", "bfloat16", "float16", "float64"),
+)
 @json_option
 def command(
     source: str,
@@ -57,14 +67,26 @@ def command(
     allow_unused: tuple[str, ...],
     shard_bytes: int,
     name: str | None,
+    step: int | None,
+    dtype: str | None,
     as_json: bool,
 ) -> None:
-    """The weights of a checkpoint folder under archc's names, beside their spec, and back; every bit is kept."""
+    """The weights of a checkpoint folder under archc's names, beside their spec, and back; every bit is kept.
+
+    DIR may also be a run of archc train: its weights at a checkpoint become a folder as archc build writes one.
+    """
     require_extra("torch", ("numpy", "safetensors", "ml_dtypes"), "archc convert")
+    if any((Path(source) / file).is_file() for file in ("run.json", "manifest.json")):
+        if form == "hf" or allow_unused or name is not None:
+            raise click.UsageError(
+                "--to hf, --allow-unused and --name are for checkpoints of others, and DIR is a run's"
+            )
+        _print(_of_run(Path(source), Path(output), step, dtype), output, as_json=as_json)
+        return
+    if step is not None or dtype is not None:
+        raise click.UsageError("--step and --dtype are for what archc train wrote; other weights are kept as they are")
     if form == "hf" and (allow_unused or name is not None):
         raise click.UsageError("--allow-unused and --name are for the way to archc")
-    from pathlib import Path
-
     from archc.checkpoint.convert import to_archc, to_hf
     from archc.checkpoint.opening import import_folder
     from archc.checkpoint.staging import ORIGIN
@@ -80,14 +102,27 @@ def command(
             done = to_archc(place, out, imported, allow_unused=allow_unused, shard_bytes=shard_bytes, progress=progress)
         else:
             done = to_hf(place, out, shard_bytes=shard_bytes, progress=progress)
+    _print(done, output, as_json=as_json)
+    if done.left_out and not as_json:
+        click.echo(f"{len(done.left_out):,} tensors were left out: {_some(done.left_out)}")
+
+
+def _of_run(source: Path, output: Path, step: int | None, dtype: str | None) -> Any:
+    require_extra("torch", ("torch",), "archc convert of a run")
+    from archc.cli.progress import progress_bar
+    from archc.training.run_weights import export_weights
+
+    with progress_bar("converting") as progress:
+        return export_weights(source, output, step=step, dtype=dtype or "float32", progress=progress)
+
+
+def _print(done: Any, output: str, *, as_json: bool) -> None:
     if as_json:
         print_json(done.to_json())
         return
     from archc.units import gib
 
     click.echo(f"{done.weights:,} weights, {done.tensors:,} tensors, {gib(done.weight_bytes)} in {output}")
-    if done.left_out:
-        click.echo(f"{len(done.left_out):,} tensors were left out: {_some(done.left_out)}")
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -49,6 +49,7 @@ class Exported:
     step: int
     dtype: str
     weights: int
+    tensors: int
     weight_bytes: int
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def export_weights(
         files = sorted(entry.name for entry in stage.iterdir())
         told = {"run": str(run.path), "step": found.step, "dtype": chosen, "meta": dict(found.meta), "files": files}
         (stage / TRAINED).write_text(json.dumps(told, indent=1) + "\n", "utf-8")
-    return Exported(str(out), str(run.path), found.step, chosen, len(wanted), weight_bytes)
+    return Exported(str(out), str(run.path), found.step, chosen, len(wanted), len(wanted), weight_bytes)
 
 
 def _wanted(graph: Graph, dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:

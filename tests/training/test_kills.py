@@ -77,7 +77,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path):
 
 
 def run_of(folder, *more, ranks, killed=None):
-    """archc train, in processes of its own where something is launched or ``killed``: the last rank, in that step's forward pass."""
+    """archc train; with ``killed`` the last rank is killed in that step's forward pass. That, and ranks, are other processes."""
     worker = [str(HERE / "killed_worker.py"), str(killed or 0)]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     arguments = ["train", "tiny-llama", "--set", "tokenizer={kind: bytes, bos_token_id: 257, eos_token_id: 256}"]
