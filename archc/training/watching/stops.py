@@ -37,7 +37,7 @@ class StopRule:
         """Why to stop before ``step`` is made, empty where it may be."""
         for name, value in (("loss", loss), ("gradient norm", grad_norm)):
             if value is not None and not math.isfinite(value):
-                return f"the {name} of step {step} is {value}"
+                return f"the {name} of step {step:,} is {value}"
         if self._factor is None or len(self._losses) < LEAST_STEPS:
             self._losses.append(loss)
             return ""
@@ -50,6 +50,6 @@ class StopRule:
         if self._spikes < PATIENCE_STEPS:
             return ""
         return (
-            f"the losses of steps {step - self._spikes + 1} to {step} are above {self._factor:g} times the usual {usual:.4g} "
+            f"the losses of steps {step - self._spikes + 1:,} to {step:,} are above {self._factor:g} times the usual {usual:.4g} "
             f"(the last is {loss:.4g})"
         )
