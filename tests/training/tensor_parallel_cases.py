@@ -10,13 +10,36 @@ from tests.torch_backend.examples import FFNS, GQA, MAMBA2, MIXERS, SWIGLU, smal
 SHIPPED = {
     "llama tied": ("tiny-llama", ("embedding.tie_word_embeddings=true",)),
     "llama untied": ("tiny-llama", ("embedding.tie_word_embeddings=false",)),
-    "llama, an odd vocabulary": ("tiny-llama", ("tokenizer.vocab_size=1001",)),
+    "llama-odd": ("tiny-llama", ("tokenizer.vocab_size=1001",)),
     "gpt-oss": ("tiny-gpt-oss", ()),
     "deepseek-v3": ("tiny-deepseek-v3", ()),
     "kimi-linear": ("tiny-kimi-linear", ()),
     "qwen3-next": ("tiny-qwen3-next", ()),
     "t5": ("tiny-t5", ()),
     "scores": ("tiny-scores", ()),
+    "mamba2": (
+        "mamba2-2.7b",
+        (
+            "embedding.hidden_size=32",
+            "tokenizer.vocab_size=100",
+            "mixers.mamba.num_heads=4",
+            "mixers.mamba.head_dim=8",
+            "mixers.mamba.state_size=8",
+            "stack.num_layers=2",
+        ),
+    ),
+    "bloom": (
+        "bloom-7b1",
+        (
+            "embedding.hidden_size=32",
+            "tokenizer.vocab_size=100",
+            "mixers.attn.num_heads=4",
+            "mixers.attn.num_kv_heads=4",
+            "mixers.attn.head_dim=8",
+            "ffns.mlp.intermediate_size=48",
+            "stack.num_layers=2",
+        ),
+    ),
     "yoco": (
         "demo-yoco",
         (
@@ -96,37 +119,59 @@ SHIPPED = {
         ),
     ),
 }
-"""Shipped specs, in float32."""
+"""Shipped specs."""
 
-FOUR_KV_HEADS = {
+FOUR = {
     "four kv heads": f"{{{GQA.replace('num_kv_heads: 2', 'num_kv_heads: 4')}}}",
     "four kda heads": "{kind: kda, num_heads: 4, head_dim: 16}",
     "four key heads": "{kind: gated_deltanet, num_key_heads: 4, num_value_heads: 8, key_head_dim: 16, value_head_dim: 12}",
-    "four heads of state, one group": f"{{{MAMBA2}}}",
+    "four heads of state in one group": f"{{{MAMBA2}}}",
     "four latent heads": "{kind: mla, num_heads: 4, kv_lora_rank: 24, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 12}",
 }
 """Mixers that four ranks can share."""
 
 
 def graph_of_case(name):
-    """A case is a shipped spec's, ``mixer …``, ``four …``, ``ffn …`` or a kind of the first party, ``family.name``."""
+    """A case is a shipped spec's, ``four …``, ``mixer: …``, ``ffn: …`` or a kind of the first party, ``family.name``."""
     if name in SHIPPED:
         spec, overrides = SHIPPED[name]
         return archc.expand(archc.load_spec(spec, overrides))
-    if name in FOUR_KV_HEADS:
-        return archc.expand(small_spec(FOUR_KV_HEADS[name], FFNS["moe shared"]))
+    if name in FOUR:
+        return archc.expand(small_spec(FOUR[name], FFNS["moe shared"]))
     if name.startswith("mixer: "):
         return archc.expand(small_spec(MIXERS[name.removeprefix("mixer: ")], f"{{{SWIGLU}}}", tied=True))
     if name.startswith("ffn: "):
         return archc.expand(small_spec(MIXERS["gqa"], FFNS[name.removeprefix("ffn: ")]))
     family, _, kind = name.partition(".")
     example = EXAMPLES[name]
-    return archc.expand(archc.loads_spec(spec_text(family, kind, example.keys, example.around)))
+    around = {"head": {"kind": "mlm", "activation": "gelu"}, **example.around} if name in ENCODERS else example.around
+    return archc.expand(archc.loads_spec(spec_text(family, kind, example.keys, around)))
 
 
-EVERY = (
-    *(f"mixer: {name}" for name in MIXERS),
-    *(f"ffn: {name}" for name in FFNS),
-    *(name for name in EXAMPLES if not name.startswith(("cache.", "tokenizer.", "scaling."))),
-)
-"""Every kind and variant, in float64."""
+ENCODERS = ("mixer.linformer", "mixer.local_global", "position.disentangled")
+"""Kinds whose example has no logits."""
+LEFT_OUT = {
+    "mixer.gru": "nothing is cut, and there are no logits",
+    "mixer.attention_gru": "one head",
+    "head.none": "no logits",
+    "head.pooler": "no logits",
+    "head.classifier": "no logits a token",
+    "embedding.patch": "no logits",
+}
+
+GROUPS = {
+    "shipped": tuple(SHIPPED),
+    "every": (
+        *(f"mixer: {name}" for name in MIXERS),
+        *(f"ffn: {name}" for name in FFNS),
+        *(
+            name
+            for name in EXAMPLES
+            if name not in LEFT_OUT and not name.startswith(("cache.", "tokenizer.", "scaling.", "ffn."))
+        ),
+    ),
+    "four": tuple(FOUR),
+    "copies": ("llama tied", "llama-odd", "gpt-oss", "deepseek-v3", "kimi-linear", "mamba2", "deepseek-v3, recomputed"),
+    "changed": ("llama untied, recomputed", "llama untied, compiled", "kimi-linear, compiled", "gpt-oss, compiled"),
+}
+"""Those of ``copies`` and ``changed`` are run in float32, others in float64."""

@@ -64,7 +64,8 @@ def see_pieces(module: nn.Module, uses: Mapping[str, WeightUse], ranks: TensorRa
 def _view(name: str, use: WeightUse, ranks: TensorRanks) -> Callable[[nn.Module], Tensor | None]:
     def local(module: nn.Module) -> Tensor | None:
         held = module._parameters[name]
-        if _raw or not isinstance(held, DTensor):
+        # What FSDP2 has cut once more is seen by FSDP2 only: a forward has what it gathered, over tp alone.
+        if _raw or not isinstance(held, DTensor) or held.device_mesh.ndim > 1:
             return held
         own = held.to_local()
         match use.kind:
