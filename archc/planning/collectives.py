@@ -16,6 +16,7 @@ from archc.graph.graph import Graph, join, resolve_dtype
 from archc.ir.size import evaluate, product
 from archc.ir.values import Call, Node, Value
 from archc.ops.ranks import GatherPieces, SumParts
+from archc.ops.shared_attention import SharedAttention
 from archc.planning.partial_sums import added_with_others, gives_parts
 from archc.planning.sharding import Sharding
 from archc.planning.stage_values import values_between
@@ -139,13 +140,16 @@ def _sent(node: Node, pieces: Pieces, ends: set[Value], dtype: str, *, is_summed
     if output in ends and parallel.tp > 1 and output.axis in CUT_AXES:
         what = f"{_shape(output)} stay cut; of a token the largest, the sum and the target's"
         yield "loss", "tp", parallel.tp, what, 3 * tensor_bytes(1, "float32")
+    if parallel.cp == 1:
+        return
     rows = [state for state in node.states.values() if state.token_dim is not None]
-    if rows and parallel.cp > 1:
-        own = sum(
-            tensor_bytes(evaluate(product(state.used), _TOKEN), resolve_dtype(state.dtype, dtype)) for state in rows
-        )
+    if rows:
+        own = sum(tensor_bytes(evaluate(product(each.used), _TOKEN), resolve_dtype(each.dtype, dtype)) for each in rows)
         names = " and ".join(state.name.rpartition(".")[2] for state in rows)
         yield "all_gather", "cp", parallel.cp, f"{names} of all tokens", own
+    elif isinstance(node.op, SharedAttention):
+        own = sum(_token_bytes(value, dtype) for value in node.inputs[1:3])
+        yield "all_gather", "cp", parallel.cp, "key and value of all tokens, an earlier layer's", own
 
 
 _TOKEN = {"batch": 1, "seq": 1, "past": 0, "source": 1, "memory": 1}

@@ -158,6 +158,11 @@ def plan(
         notes += ranked.notes
     if zero not in (0, ZERO) and split.dp * split.cp == 1:
         notes.append(f"zero {zero} cuts nothing: dp x cp is 1")
+    if zero >= 2 and split.pp > 1 and split.dp * split.cp > 1:
+        notes.append(
+            "pipelines share out gradients behind the last micro-batch: until then a rank holds those of its stage whole, more "
+            f"than is counted here for zero {zero}"
+        )
     return Plan(
         name=graph.name,
         parallel=split,
