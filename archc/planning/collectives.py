@@ -144,7 +144,8 @@ def _sent(node: Node, pieces: Pieces, ends: set[Value], dtype: str, *, is_summed
         return
     rows = [state for state in node.states.values() if state.token_dim is not None]
     if rows:
-        own = sum(tensor_bytes(evaluate(product(each.used), _TOKEN), resolve_dtype(each.dtype, dtype)) for each in rows)
+        # A training pass has no cache, and the cache's dtype is none of its business.
+        own = sum(tensor_bytes(evaluate(product(each.used), _TOKEN), dtype) for each in rows)
         names = " and ".join(state.name.rpartition(".")[2] for state in rows)
         yield "all_gather", "cp", parallel.cp, f"{names} of all tokens", own
     elif isinstance(node.op, SharedAttention):

@@ -181,6 +181,18 @@ def test_experts_exchange_tokens_and_stages_hand_on_streams():
     assert plan("tiny-llama", Parallel(dp=2)).communication == []
 
 
+def test_ranks_of_cp_gather_keys_in_the_dtype_of_the_products_and_shared_ones_again():
+    found = {each.layer: each for each in plan("demo-yoco", Parallel(cp=2)).communication}
+    # Keys and values of 4 heads of 128 in bfloat16, though the spec's caches are of a byte.
+    assert {name: (each.layers, each.token_bytes) for name, each in found.items()} == {
+        "local + mlp": (11, 2 * 4 * 128 * 2),
+        "global + mlp": (1, 2 * 4 * 128 * 2),
+        "reuse + mlp": (12, 2 * 4 * 128 * 2),
+    }
+    (latent,) = {each.token_bytes for each in plan("deepseek-v3", Parallel(cp=2)).communication}
+    assert latent == (512 + 64) * 2
+
+
 def test_every_reason_against_a_plan_is_told():
     with pytest.raises(SpecError) as caught:
         plan("tiny-kimi-linear", Parallel(tp=3, cp=2), optimizer="adamm", zero=4, dtype="int8", gpus=7)
