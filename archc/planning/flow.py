@@ -208,9 +208,11 @@ class _BodyCutter:
             return False
         args = [each.value for each in ins]
         if isinstance(node.op, Mul):
-            # One sum is saved where it is added to other parts next, and that is worth a small one backward.
-            readers = [item for item in self.whole.items if node.outputs[0] in item.inputs]
-            waits = len(readers) == 1 and isinstance(readers[0], Node) and isinstance(readers[0].op, Add)
+            # A sum is saved where it is added to parts next, here or by the caller: worth a small one backward.
+            out = node.outputs[0]
+            readers = [item for item in self.whole.items if out in item.inputs]
+            waits = all(isinstance(item, Node) and isinstance(item.op, Add) for item in readers)
+            waits = waits and len(readers) + self.whole.outputs.count(out) == 1
             if all(parts) or not waits or any(each.cut_dim is not None for each in ins):
                 return False
             args = [

@@ -13,7 +13,14 @@ from archc.planning.timing.work import Pieces
 def gives_parts(node: Node, pieces: Pieces) -> bool:
     """Whether tp cuts what the op sums over, so that each rank has a part of every output."""
     cuts = (cut for param in node.params.values() for cut in pieces.params[id(param)].cuts.values())
-    return pieces.parallel.tp > 1 and node.outputs[0].axis not in CUT_AXES and any(name == "tp" for name, _ in cuts)
+    is_whole = node.outputs[0].axis not in CUT_AXES and not _makes_heads(node)
+    return pieces.parallel.tp > 1 and is_whole and any(name == "tp" for name, _ in cuts)
+
+
+def _makes_heads(node: Node) -> bool:
+    """Whether heads lie along another dimension of what an op gives than the last, so that each rank makes its own."""
+    heads = node.op.units([value.type for value in node.inputs]).get("heads")
+    return heads is not None and heads in node.outputs[0].shape[:-1]
 
 
 def added_with_others(items: Iterable[Node | Call], pieces: Pieces) -> set[Node]:
