@@ -65,7 +65,7 @@ def prepare(graph: Graph, options: TrainOptions, world: World, *, initialised: b
     if options.parallel.pp > 1:
         stage = take_stage(model, graph if rank is None else rank.graph, world.index("pp"), options.parallel.pp)
         module = StageModel(model, stage, **loss)
-        engine: Engine = PipelineEngine(module, graph, options, world, cut)
+        engine: Engine = PipelineEngine(module, options, world, cut)
     else:
         module = TrainingModel(model, **loss)
         engine = PlainEngine(module, world.device, cut)

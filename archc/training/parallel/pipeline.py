@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import DTensor
 
-from archc.graph.graph import Graph, resolve_dtype
+from archc.graph.graph import resolve_dtype
 from archc.ir.size import evaluate
 from archc.ir.values import Value
 from archc.torch_backend.context import torch_dtype
@@ -63,12 +63,12 @@ class PipelineEngine:
     nothing to alternate. Gradients of weights that stand on several stages are summed over those, so that copies stay equal.
     """
 
-    def __init__(
-        self, module: StageModel, graph: Graph, options: TrainOptions, world: World, cut: Cut | None = None
-    ) -> None:
-        self.module, self.graph, self.options, self.world, self.cut = module, graph, options, world, cut
+    def __init__(self, module: StageModel, options: TrainOptions, world: World, cut: Cut | None = None) -> None:
+        self.module, self.options, self.world, self.cut = module, options, world, cut
         self._schedules: dict[Hashable, PipelineScheduleSingle] = {}
         self._groups = _groups_of(world, module.stage)
+        # The group's communicator is made here, by all ranks at once, and not between two sends of a schedule.
+        world.all_sum(torch.zeros((), device=world.device), "pp")
 
     def forward_backward(self, micro_batches: Sequence[Batch], weight: Tensor) -> Tensor:
         loss = self._run(micro_batches, weight, is_training=True)
