@@ -45,6 +45,8 @@ class Checkpoints:
         self.folder = Path(folder)
         self._keep = keep
         self._pending: tuple[int, Future[Any]] | None = None
+        self._finished: list[int] = []
+        self._noted: int | None = None
         # A group of its own: a save in the background must not take what the step sends.
         self._group: dist.ProcessGroup | None = (
             cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=TIMEOUT)) if dist.is_initialized() else None
@@ -72,6 +74,7 @@ class Checkpoints:
             ArchcError: this save, or the one before it, failed, on any rank; the checkpoints before it are whole.
         """
         self.finish()
+        self._noted = None
         held = {name: tensor.detach() for name, tensor in tensors.items()}
         writer = ShardWriter(self.folder, step, meta, self._keep)
         options: dict[str, Any] = {
@@ -85,6 +88,7 @@ class Checkpoints:
                 dcp_save(held, **options)
             except (CheckpointException, RuntimeError, OSError) as error:
                 raise self._failed(step, error) from error
+            self._note(step)
             return
         stager = self._pinned or DefaultStager(StagingOptions(False, False, False, False))
         future = cast("Future[Any]", dcp_async_save(held, async_stager=stager, **options))
@@ -92,14 +96,20 @@ class Checkpoints:
             future.add_done_callback(lambda _: stager.close())
         self._pending = step, future
 
-    def check(self) -> None:
-        """Look whether the save in the background has failed, without waiting. Only for one rank: others see it at other times.
+    def newly_finished(self) -> list[int]:
+        """Steps whose checkpoints have got to the disk since this was asked last, without waiting.
 
         Raises:
-            ArchcError: it has.
+            ArchcError: a save in the background has failed, and there is one rank. Several are told by their next save, together.
         """
         if self._pending is not None and self._pending[1].done():
-            self.finish()
+            step, future = self._pending
+            if self._is_alone:
+                self.finish()
+            elif future.exception() is None:
+                self._note(step)
+        found, self._finished = self._finished, []
+        return found
 
     def finish(self) -> None:
         """Wait until what was saved is on the disk.
@@ -114,6 +124,7 @@ class Checkpoints:
             future.result()
         except (CheckpointException, RuntimeError, OSError) as error:
             raise self._failed(step, error) from error
+        self._note(step)
 
     def __enter__(self) -> Self:
         return self
@@ -160,6 +171,15 @@ class Checkpoints:
             raise ArchcError(f"{place} can't be loaded:\n  {listed(dict.fromkeys(told))}{self._others(place)}")
         read(found, tensors, group=self._group)
         return dict(found.meta)
+
+    def _note(self, step: int) -> None:
+        if step != self._noted:
+            self._noted = step
+            self._finished.append(step)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._group is None or dist.get_world_size(self._group) == 1
 
     @property
     def _is_first(self) -> bool:

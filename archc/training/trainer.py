@@ -141,6 +141,7 @@ class Trainer:
         """What is done every so many steps; after the last step it is done once, at the end."""
         options, is_last = self.options, self.step >= self.options.steps
         self._last = record
+        self._tell_checkpoints()
 
         def due(every: int | None) -> bool:
             return every is not None and self.step % every == 0
@@ -177,7 +178,13 @@ class Trainer:
             return
         meta: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "usual_losses": self.rule.usual}
         self.checkpoints.save(self.step, self._state(), meta, wait=wait)
-        self.watchers.on_checkpoint(self.step, self.checkpoints.place(self.step))
+        self._tell_checkpoints()
+
+    def _tell_checkpoints(self) -> None:
+        """Those that have got to the disk."""
+        if self.checkpoints is not None:
+            for step in self.checkpoints.newly_finished():
+                self.watchers.on_checkpoint(step, self.checkpoints.place(step))
 
     def _finish(self, ending: Ending, reason: str, records: list[StepRecord]) -> TrainResult:
         """The last checkpoint; a run that was stopped for its numbers keeps the one it has."""
@@ -185,6 +192,7 @@ class Trainer:
             self._save(wait=True)
         if self.checkpoints is not None:
             self.checkpoints.finish()
+            self._tell_checkpoints()
         self.watchers.on_stop(reason)
         return TrainResult(
             ending=ending,

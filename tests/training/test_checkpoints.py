@@ -240,4 +240,8 @@ def test_a_save_that_failed_is_said_by_the_next_one(small_disk):
     checkpoints.save(1, {"model.a": torch.ones(1 << 20)}, {})
     with pytest.raises(ArchcError, match=r"step 1 could not be written.*there is no earlier one"):
         checkpoints.save(2, {"model.a": torch.ones(4)}, {})
-    checkpoints.check()
+    assert checkpoints.newly_finished() == []
+    checkpoints.save(3, {"model.a": torch.ones(4)}, {})
+    checkpoints.finish()
+    assert checkpoints.newly_finished() == [3]
+    assert checkpoints.newly_finished() == []
