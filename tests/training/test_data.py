@@ -13,7 +13,7 @@ import pytest
 
 from archc.errors import ArchcError
 from archc.spec.load import load_spec
-from archc.training.data import documents
+from archc.training.data import documents, sources, tokenising
 from archc.training.data.arrays import GrowingArray, map_array
 from archc.training.data.manifest import DOCUMENTS, MANIFEST, shard_name
 from archc.training.data.opening import open_data, prepare_data, read_data
@@ -85,22 +85,25 @@ def test_a_begin_stands_in_front_of_each_document_and_not_of_each_piece(tmp_path
     assert ids_of(opened(tmp_path, spec)) == [257, *b"a text of some length", 256, 257, *b"b", 256]
 
 
-def test_ids_are_those_of_the_text_across_blocks_pieces_batches_and_shards(tmp_path):
-    texts = [unicode_text(seed, 300_000) for seed in range(3)]
-    tokens = data(tmp_path, CAUSAL, texts, shard_tokens=100_003)
+def test_ids_are_those_of_the_text_across_blocks_pieces_batches_and_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_BLOCK_BYTES", 1009)
+    monkeypatch.setattr(documents, "PIECE_CHARACTERS", 3001)
+    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 10_000)
+    texts = [unicode_text(seed, 40_000) for seed in range(3)]
+    tokens = data(tmp_path, CAUSAL, texts, shard_tokens=20_011)
     whole = [number for text in texts for number in ended(text)]
     assert ids_of(tokens) == whole
-    assert tokens.manifest.shards == -(-len(whole) // 100_003) > 10
+    assert tokens.manifest.shards == -(-len(whole) // 20_011) > 10
     chance = random.Random(0)
     for _ in range(50):
         start = chance.randrange(len(whole))
-        end = min(len(whole), start + chance.choice((1, 100, 250_000)))
+        end = min(len(whole), start + chance.choice((1, 100, 50_000)))
         assert tokens.read(start, end).tolist() == whole[start:end]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word"])
 def test_a_long_text_is_tokenised_in_pieces_as_it_is_whole(tmp_path, kind):
-    text = sample_text(seed=3, characters=400_000)
+    text = sample_text(seed=3, characters=300_000)
     spec = load_spec("tiny-llama", [f"tokenizer={{kind: {kind}, vocab_size: 600, unk_token_id: 0}}"])
     made = spec.tokenizer.train([text[:50_000]])
     tokens = data(tmp_path, spec, [text], tokenizer=made)
@@ -215,13 +218,15 @@ def test_arrays_that_hold_objects_are_not_read(tmp_path):
         read_data(made.folder, vocabularies=vocabularies(CAUSAL)).read(0, 1)
 
 
-def test_progress_counts_bytes_up_to_all_of_them(tmp_path):
+def test_progress_counts_bytes_up_to_all_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "PIECE_CHARACTERS", 5000)
+    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 10_000)
     seen = []
-    data(tmp_path, CAUSAL, ["é" * 700_000, "b" * 900_000], progress=lambda *found: seen.append(found))
+    data(tmp_path, CAUSAL, ["é" * 50_000, "b" * 60_000], progress=lambda *found: seen.append(found))
     done = [bytes_done for _, bytes_done, _ in seen]
     assert done == sorted(done)
     assert len(done) >= 2
-    assert seen[-1] == ("tokenising", 2_300_000, 2_300_000)
+    assert seen[-1] == ("tokenising", 160_000, 160_000)
 
 
 MAKER = """
@@ -232,7 +237,7 @@ from tests.training.texts import CAUSAL, vocabularies
 folder = Path(sys.argv[1])
 def told(name, done, total):
     print(done, flush=True)
-    if sys.argv[2] == "wait" and done > 2_000_000:
+    if sys.argv[2] == "wait" and done > 1_000_000:
         sys.stdin.read()
 open_data(folder / "in", vocabularies=vocabularies(CAUSAL), cache=folder / "cache", progress=told)
 """
@@ -252,10 +257,10 @@ def test_a_kill_leaves_what_was_there_and_the_next_run_clears_up(tmp_path):
     written(tmp_path, a_txt="old")
     (tmp_path / "bad.txt").write_bytes(b"\0")
     opened(tmp_path)
-    text = "line\n" * 600_000
+    text = "line\n" * 300_000
     (tmp_path / "in" / "a.txt").write_text(text)
     with maker(tmp_path, "wait") as run:
-        while int(run.stdout.readline()) <= 2_000_000:
+        while int(run.stdout.readline()) <= 1_000_000:
             pass
         (half,) = tmp_path.glob(".cache.*")
         # Another process that begins, and fails, leaves what the living one has made so far.
@@ -284,7 +289,7 @@ for name in ("small", "large"):
 
 def test_memory_does_not_grow_with_the_text(tmp_path):
     line = "a line of text, as long as lines are, 中文\n"
-    for name, size_bytes in (("small", 3 << 20), ("large", 12 << 20)):
+    for name, size_bytes in (("small", 2 << 20), ("large", 8 << 20)):
         (tmp_path / f"{name}.txt").write_text(line * (size_bytes // len(line.encode())))
     found = subprocess.run(
         [sys.executable, "-c", MEASURED, str(tmp_path)],

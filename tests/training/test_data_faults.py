@@ -14,7 +14,7 @@ import pytest
 from archc.errors import ArchcError
 from archc.expansion import expand
 from archc.spec.load import load_spec
-from archc.training.data import documents
+from archc.training.data import documents, tokenising
 from archc.training.data.manifest import DOCUMENTS, MANIFEST
 from archc.training.data.opening import open_data, read_data
 from archc.training.data.order import split
@@ -109,10 +109,12 @@ def test_data_of_no_token_is_refused(tmp_path):
     fails(tmp_path, r"a\.jsonl: no token comes of this data")
 
 
-def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path):
+def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "PIECE_CHARACTERS", 1000)
+    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1000)
     (tmp_path / "in").mkdir()
     file = tmp_path / "in" / "a.txt"
-    file.write_text("x" * (3 << 20))
+    file.write_text("x" * 5000)
 
     def grow(*_):
         with file.open("a") as more:
@@ -151,7 +153,7 @@ print(sorted(file.name for file in cache.parent.iterdir()))
 
 @pytest.mark.parametrize("kind", ["disk", "limit"])
 def test_a_full_disk_is_said_and_nothing_stays_of_what_was_made(tmp_path, kind):
-    (tmp_path / "a.txt").write_text("text\n" * 300_000)
+    (tmp_path / "a.txt").write_text("text\n" * 150_000)
     (tmp_path / "out").mkdir()
     python = [sys.executable, "-c", FILLED, str(tmp_path / "a.txt"), str(tmp_path / "out" / "cache")]
     command = [*python, "1000000"]
