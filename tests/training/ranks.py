@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def run_ranks(worker, world, *args, timeout=300, environment=None):
-    """The output of ``python worker.py RANK WORLD RENDEZVOUS ARGS…`` for each rank; a failed one fails the test with its errors."""
+    """The output of ``python worker.py RANK WORLD RENDEZVOUS ARGS…`` for each rank; one that fails fails the test."""
     meeting = Path(tempfile.gettempdir()) / f"archc-{secrets.token_hex(8)}"
     variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **(environment or {})}
     ranks = [
