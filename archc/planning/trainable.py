@@ -47,9 +47,9 @@ def _few_kv_heads(graph: Graph, parallel: Parallel, sharding: Sharding) -> Itera
             if "kv_heads" not in piece.param.axes:
                 continue
             _, ways = piece.cuts.get(piece.param.axes.index("kv_heads"), ("tp", 1))
-            if ways < parallel.tp:
-                heads = "1 kv_head" if ways == 1 else f"{ways} kv_heads"
-                yield f"{heads} of {piece.kind} on tp {parallel.tp}: a kv_head held by several ranks is not trained"
+            # One alone stands on all ranks, like anything that isn't cut.
+            if 1 < ways < parallel.tp:
+                yield f"{ways} kv_heads of {piece.kind} on tp {parallel.tp}: a kv_head held by several ranks is not trained"
 
 
 def _tensor_and_expert(graph: Graph, parallel: Parallel, sharding: Sharding) -> Iterator[str]:
