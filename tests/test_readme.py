@@ -77,19 +77,21 @@ def run(line: str, folder: Path) -> str:
 def needs(line: str) -> list[pytest.MarkDecorator]:
     extra = {"build": [pytest.mark.torch], "export": [pytest.mark.torch, pytest.mark.onnx]}
     extra["run"] = extra["bench"] = extra["export"]
-    extra["generate"] = extra["convert"] = extra["build"]
-    return extra["build"] if "--lock" in line else extra.get(line.split()[1], [])
+    extra["generate"] = extra["convert"] = extra["train"] = extra["build"]
+    return extra["build"] if "--lock" in line or " plot run " in line else extra.get(line.split()[1], [])
 
 
 @pytest.mark.parametrize("line", [pytest.param(line, marks=needs(line), id=line) for line in commands()])
 def test_a_command_of_the_readme_runs(line: str, workplace: Path):
     if (" export " in line or " --lock " in line) and not (workplace / "out").exists():
         run(next(command for command in commands() if " build " in command), workplace)
+    if " plot run " in line and not (workplace / "run").exists():
+        run(next(command for command in commands() if " train " in command), workplace)
     assert run(line, workplace).strip()
 
 
 def test_the_readme_shows_every_command():
-    shown = {"estimate", "show", "validate", "build", "export", "run", "bench", "plugins"}
+    shown = {"estimate", "show", "validate", "build", "export", "run", "bench", "plugins", "plan", "train"}
     assert {line.split()[1] for line in commands()} >= shown
 
 
