@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,9 +15,21 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from archc.training.watching.lines import Pace, memory_words, sample_line, start_line, step_words
 from archc.training.watching.watcher import Quiet, Record, RunInfo, Sample
+
+
+class _Bar(Progress):
+    """A bar, and under it a line of what was said last."""
+
+    said = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.said:
+            yield Text(self.said)
 
 
 class TerminalBar(Quiet):
@@ -24,11 +37,10 @@ class TerminalBar(Quiet):
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._bar = Progress(
+        self._bar = _Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console,
@@ -40,7 +52,7 @@ class TerminalBar(Quiet):
     def preparing(self, name: str, done: int, total: int) -> None:
         """What is done before the first step: ``done`` of ``total``."""
         if self._preparing is None:
-            self._preparing = self._bar.add_task(name, total=total, said="")
+            self._preparing = self._bar.add_task(name, total=total)
             self._bar.start()
         self._bar.update(self._preparing, description=name, completed=done, total=total)
 
@@ -51,7 +63,7 @@ class TerminalBar(Quiet):
         self._say(start_line(run))
         for note in run.notes:
             self._say(f"note: {note}")
-        self._task = self._bar.add_task(run.name, total=run.steps, completed=run.first_step, said="")
+        self._task = self._bar.add_task(run.name, total=run.steps, completed=run.first_step)
         self._bar.start()
 
     def on_step(self, record: Record) -> None:
@@ -61,7 +73,8 @@ class TerminalBar(Quiet):
         if step % self._pace.run.log_every == 0 or not self._said:
             self._said = self._pace.said()
         words = [*step_words(record), *self._said, *memory_words(record)]
-        self._bar.update(self._task, completed=step, said="  ".join(words))
+        self._bar.said = "  ".join(words)
+        self._bar.update(self._task, completed=step)
         if "eval_loss" in record:
             self._say("  ".join([f"step {step}", *step_words(record)]))
 
