@@ -91,15 +91,14 @@ def transformers_run(model: Any, cache: str | None) -> Run:
     return run
 
 
-def litgpt_run(weights: dict[str, Tensor], dtype: torch.dtype) -> Run:
-    """litgpt's loop over its own model; the cache is as long as prompt and answer."""
+def litgpt_model(weights: dict[str, Tensor], dtype: torch.dtype) -> Any:
+    """litgpt's model of SMALL_LLAMA with archc's weights; the package is installed where it is missing."""
     if not (LITGPT / "litgpt").is_dir():
         words = ["install", "--quiet", "--no-deps", "--target", str(LITGPT), *PACKAGES]
         subprocess.run([sys.executable, "-m", "pip", *words], check=True)
     # Last, so that nothing of it stands before the project's own packages.
     sys.path.append(str(LITGPT))
     from litgpt.config import Config
-    from litgpt.generate.base import generate_fn
     from litgpt.model import GPT
 
     config = Config(
@@ -137,6 +136,13 @@ def litgpt_run(weights: dict[str, Tensor], dtype: torch.dtype) -> Run:
         heads = [weights[f"{ours}.mixer.{name}_proj.weight"] for name in "qkv"]
         state[f"{place}.attn.qkv.weight"] = torch.cat(heads)
     model.load_state_dict(state)
+    return model
+
+
+def litgpt_run(weights: dict[str, Tensor], dtype: torch.dtype) -> Run:
+    """litgpt's loop over its own model; the cache is as long as prompt and answer."""
+    model = litgpt_model(weights, dtype)
+    from litgpt.generate.base import generate_fn
 
     @torch.no_grad()
     def run(prompt: Tensor, count: int) -> tuple[list[int], list[Moment]]:
