@@ -155,7 +155,8 @@ class _BodyCutter:
                 self._call(item, is_root)
             else:
                 self._node(item, self.piece or self.cutter.piece_of([item]))
-        if is_root:
+        if self.piece is None:
+            # What layers hand on is whole.
             for value in self.whole.outputs:
                 self._summed(value)
         outs = [self.env[value] for value in self.whole.outputs]
