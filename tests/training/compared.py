@@ -23,6 +23,12 @@ from tests.training.learner import Learner
 BATCH, SEQ, TOLERANCE, STEPS = 4, 16, 1e-5, 4
 
 
+def shallow(name):
+    """A shipped spec with as few layers as have all of its kinds."""
+    layers = {"tiny-kimi-linear": 4, "tiny-scores": 6}.get(name, 2)
+    return archc.load_spec(name, [f"stack.num_layers={layers}"])
+
+
 def batch_for(model, seq=SEQ):
     """Rows whose targets are the next ids, but for some that nothing is learned from."""
     ids = ids_for(model, BATCH, seq + 1)

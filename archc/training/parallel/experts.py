@@ -69,6 +69,8 @@ class _SharedExperts(Experts):
 
     mesh: DeviceMesh
 
+    # Numbers of rows are other ones in every call, and a compiler would make code for each.
+    @torch.compiler.disable
     def run(self, rows_RD: Tensor, ends_E: Tensor, sorted_R: Tensor) -> Tensor:
         group, ranks = self.mesh.get_group(), self.mesh.size()
         counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
