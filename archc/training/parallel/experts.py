@@ -7,7 +7,8 @@ As in GShard (arXiv 2006.16668), without its capacity: how many rows go where is
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from archc.planning.sharding import shard
 from archc.torch_backend.leaves.moe import Experts
 from archc.training.parallel.classes import subclass
 from archc.training.parallel.world import World
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def share(model: nn.Module, graph: Graph, world: World) -> nn.Module:
@@ -64,13 +67,18 @@ def _cut(leaf: nn.Module, role: str, mesh: DeviceMesh) -> None:
     leaf.register_parameter(role, nn.Parameter(cut, requires_grad=whole.requires_grad))
 
 
+def _never_compiled(method: Method) -> Method:
+    plain: Any = torch.compiler.disable(method)
+    return plain
+
+
 class _SharedExperts(Experts):
     """Experts of which this rank holds those that its weights say."""
 
     mesh: DeviceMesh
 
     # Numbers of rows are other ones in every call, and a compiler would make code for each.
-    @torch.compiler.disable
+    @_never_compiled
     def run(self, rows_RD: Tensor, ends_E: Tensor, sorted_R: Tensor) -> Tensor:
         group, ranks = self.mesh.get_group(), self.mesh.size()
         counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
