@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= demo-out
+TRAIN_OUT ?= train-demo-out
 
-.PHONY: help install demo test check lint types imports tests bench schema clean
+.PHONY: help install demo train-demo test check lint types imports tests bench schema clean
 
 help:
 	@echo "make demo    build, estimate, export and run the tiny 3:1 KDA:MLA hybrid"
+	@echo "make train-demo  train a tiny 3:1 hybrid on the text that is shipped, two minutes, export it and run it"
 	@echo "make test    everything CI runs: ruff, ruff format, pyright, lint-imports, pytest"
 	@echo "make bench   figures against peers, as ratios in one run (minutes; wants a quiet machine)"
 	@echo "make schema  rewrite specs/archc-spec.schema.json and the tables of docs/{language,complexity,attention}.md"
@@ -23,6 +25,9 @@ install: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(OUT)
+
+train-demo: $(STAMP)
+	$(BIN)/python examples/train.py $(TRAIN_OUT)
 
 test: check
 
@@ -50,4 +55,4 @@ schema: $(STAMP)
 	$(BIN)/python docs/attention_page.py
 
 clean:
-	rm -rf $(VENV) .genai-venv $(OUT) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .genai-venv $(OUT) $(TRAIN_OUT) .pytest_cache .ruff_cache .hypothesis build dist

@@ -20,6 +20,7 @@ SCRIPTS = [
     ("decode_overhead.py", [], ["--rounds", "4"]),
     ("kda_operator.py", [], ["--rounds", "2"]),
     ("torch_models.py", [], ["--lengths", "512", "--rounds", "2"]),
+    ("train.py", [], ["--lengths", "512", "--rounds", "2"]),
     ("export_peers.py", ["--measure-v3", "--measure-dynamo", "4"], ["--rounds", "1"]),
     ("ort_engines.py", [], ["--rounds", "2", "--threads", "2", "--lengths", "512"]),
     ("decode_apart.py", [], ["--turns", "1"]),

@@ -64,6 +64,8 @@ def first_story(prompt: str, text: str) -> str:
 
 def main(out: Path, plan: Plan) -> None:
     begin = time.perf_counter()
+    if (out / "run").exists():
+        raise SystemExit(f"{out} holds an earlier run, and nothing is deleted here; name another folder")
     out.mkdir(parents=True, exist_ok=True)
     text = out / "stories.txt"
     text.write_text(sample_text(), encoding="utf-8")
