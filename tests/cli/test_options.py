@@ -383,3 +383,15 @@ def test_the_help_of_estimate_lists_options_under_the_flags_that_they_belong_to(
     assert "--zero" in under["With --train:"]
     assert "--recompute" in under["With --train or --time:"]
     assert "--mfu" in under["With --time:"]
+
+
+def test_the_help_of_train_lists_options_by_what_they_are_about(invoke: Callable[..., Result]):
+    sections = invoke("train", "--help").stdout.split("\n\n")
+    under = {section.splitlines()[0].strip(): section for section in sections}
+    assert "--data" in under["Data:"]
+    assert "--resume" in under["The run:"]
+    assert "--warmup-steps" in under["How it learns:"]
+    assert "--recompute" in under["Memory and speed:"]
+    assert "--cp" in under["Ranks, as torchrun starts them:"]
+    assert "--spike-factor" in under["Seeing it:"]
+    assert "--set" in under["Options:"]

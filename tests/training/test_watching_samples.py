@@ -51,6 +51,14 @@ def test_texts_are_those_of_generate_and_leave_random_numbers_and_the_model_as_t
     assert found[0].prompt == "5 6 7 "
 
 
+def test_a_decoder_answers_what_its_encoder_read():
+    sampler, _ = sampler_of("tiny-t5")
+    model = archc.build("tiny-t5", device="cpu", seed=3).eval()
+    found = sampler(1)
+    assert [list(one.ids) for one in found[:2]] == archc.generate(model, PROMPTS, max_new_tokens=NEW_TOKENS).ids
+    assert found[0].prompt == "5 6 7  → "
+
+
 def test_a_prompt_that_fills_the_model_leaves_as_much_as_there_is_room_for():
     most = as_graph("tiny-llama").max_position_embeddings
     sampler, _ = sampler_of("tiny-llama", prompts=[[5] * (most - 4)])

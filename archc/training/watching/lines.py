@@ -15,32 +15,39 @@ _MEASURED = ("step", "time", "tokens", "step_s", "tokens_per_s", "flops_per_s", 
 
 
 class Pace:
-    """Tokens and seconds since a line was printed, and how long the rest will take at the pace of the whole run so far."""
+    """Tokens and seconds since they were last told, and how long the rest will take at the pace of the run so far."""
 
     def __init__(self, run: RunInfo) -> None:
         self.run = run
-        self._steps, self._seconds = 0, 0.0
-        self._all_steps, self._all_s = 0, 0.0
+        self._steps, self._tokens, self._seconds = 0, 0.0, 0.0
+        self._first_s: float | None = None
+        self._later_steps, self._later_s = 0, 0.0
 
     def add(self, record: Record) -> None:
         """One more step."""
-        self._steps, self._seconds = self._steps + 1, self._seconds + (record.get("step_s") or 0.0)
-        self._all_steps, self._all_s = self._all_steps + 1, self._all_s + (record.get("step_s") or 0.0)
+        step_s = record.get("step_s") or 0.0
+        self._steps, self._seconds = self._steps + 1, self._seconds + step_s
+        self._tokens += (record.get("tokens_per_s") or 0.0) * step_s
+        if self._first_s is None:
+            self._first_s = step_s
+        else:
+            self._later_steps, self._later_s = self._later_steps + 1, self._later_s + step_s
 
     def said(self) -> list[str]:
         """``12.30 k tokens/s``, and ``MFU 41.2%`` or FLOP/s; a new interval begins."""
-        steps, seconds = self._steps, self._seconds
-        self._steps, self._seconds = 0, 0.0
+        steps, tokens, seconds = self._steps, self._tokens, self._seconds
+        self._steps, self._tokens, self._seconds = 0, 0.0, 0.0
         if not seconds:
             return []
         flops_per_s = self.run.flops_per_step * steps / seconds
         peak = self.run.peak_flops_per_s
         share = f"{si(round(flops_per_s))}FLOP/s" if peak is None else f"MFU {flops_per_s / peak:.1%}"
-        return [f"{si(round(self.run.tokens_per_step * steps / seconds))} tokens/s", share]
+        return [f"{si(round(tokens / seconds))} tokens/s", share]
 
-    def left_s(self, step: int) -> float | None:
-        """Seconds for the steps behind ``step``; the first one, which compiles and allocates, counts as any other."""
-        return (self.run.steps - step) * self._all_s / self._all_steps if self._all_steps else None
+    def left_s(self, step: int) -> float:
+        """Seconds for the steps behind ``step``. The first one, which compiles and allocates, counts as long as it is alone."""
+        left = self.run.steps - step
+        return left * self._later_s / self._later_steps if self._later_steps else left * (self._first_s or 0.0)
 
 
 def step_words(record: Record) -> list[str]:

@@ -114,11 +114,15 @@ class ModelSampler:
         return min(self._new_tokens, most - max(lengths))
 
     def _shown(self, prompt: Prompt) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        ids = [int(number) for number in prompt]
         reader = self._source or self._text
-        return reader.decode(ids) if reader is not None else " ".join(map(str, ids)) + " "
+        if isinstance(prompt, str):
+            shown = prompt
+        elif reader is not None:
+            shown = reader.decode([int(number) for number in prompt])
+        else:
+            shown = " ".join(map(str, prompt)) + " "
+        # An answer is no end of what is asked.
+        return f"{shown} → " if self._graph.reads_encoder else shown
 
 
 def refuse_samples(graph: Graph, options: TrainOptions, prompts: Sequence[str], text: Text | None) -> None:
