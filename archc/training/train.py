@@ -153,7 +153,7 @@ def on_first(world: World, action: Callable[[], Found]) -> Found | None:
         except ArchcError as error:
             said = [error]
     if world.size > 1:
-        dist.broadcast_object_list(said, src=0)
+        dist.broadcast_object_list(said, src=0, group=world.host)
     if said[0] is not None:
         if not world.is_first:
             said[0].add_note(TOLD)
@@ -242,7 +242,7 @@ def _folder(asked: _Asked, place: Path | None, world: World, stack: ExitStack, *
 
     on_first(world, make)
     if world.size > 1:
-        dist.broadcast_object_list(told, src=0)
+        dist.broadcast_object_list(told, src=0, group=world.host)
     return Path(told[0])
 
 

@@ -17,6 +17,7 @@ from archc.planning.parallel import Parallel
 
 DIMS = ("pp", "dp", "cp", "tp")
 EXPERT_DIMS = ("pp", "expert_dp", "ep", "tp")
+PATIENCE = timedelta(hours=48)
 TIMEOUT_S = 600
 """After so long without an answer a rank is taken to be lost; ARCHC_TIMEOUT_S states another time."""
 
@@ -27,7 +28,7 @@ class World:
     group, where there is one rank.
 
     ``expert_mesh`` is the same ranks with dp x cp parted into ``expert_dp`` x ``ep``: ranks of ``ep`` share experts, those of
-    ``expert_dp`` hold the same ones.
+    ``expert_dp`` hold the same ones. ``host`` is a group over the CPU that waits for hours: for what one rank does alone.
     """
 
     parallel: Parallel
@@ -37,6 +38,7 @@ class World:
     mesh: DeviceMesh | None = None
     expert_mesh: DeviceMesh | None = None
     owns_group: bool = False
+    host: dist.ProcessGroup | None = None
     _flat: DeviceMesh | None = field(default=None, repr=False)
 
     @property
@@ -128,7 +130,8 @@ def open_world(parallel: Parallel, device: str | None = None, *, needs_mesh: boo
     mesh = init_device_mesh(where.type, shape, mesh_dim_names=DIMS)
     expert_shape = (parallel.pp, parallel.dp * parallel.cp // parallel.ep, parallel.ep, parallel.tp)
     expert_mesh = init_device_mesh(where.type, expert_shape, mesh_dim_names=EXPERT_DIMS)
-    return World(parallel, where, dist.get_rank(), size, mesh, expert_mesh, owns_group)
+    host: Any = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
+    return World(parallel, where, dist.get_rank(), size, mesh, expert_mesh, owns_group, host)
 
 
 def _wrong_size(parallel: Parallel, size: int) -> str:
