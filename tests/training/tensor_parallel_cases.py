@@ -167,11 +167,13 @@ GROUPS = {
         *(
             name
             for name in EXAMPLES
-            if name not in LEFT_OUT and not name.startswith(("cache.", "tokenizer.", "scaling.", "ffn."))
+            if name not in LEFT_OUT
+            and name.removeprefix("mixer.") not in MIXERS
+            and not name.startswith(("cache.", "tokenizer.", "scaling.", "ffn."))
         ),
     ),
     "four": tuple(FOUR),
     "copies": ("llama tied", "llama-odd", "gpt-oss", "deepseek-v3", "kimi-linear", "mamba2", "deepseek-v3, recomputed"),
-    "changed": ("llama untied, recomputed", "llama untied, compiled", "kimi-linear, compiled", "gpt-oss, compiled"),
+    "changed": ("llama untied, recomputed", "llama untied, compiled", "four kda heads, compiled"),
 }
 """Those of ``copies`` and ``changed`` are run in float32, others in float64."""

@@ -1,4 +1,4 @@
-"""One rank of tensor parallelism: ``python tensor_parallel_worker.py RANK WORLD RENDEZVOUS GROUP [CASE…]``.
+"""One rank of tensor parallelism: ``python tensor_parallel_worker.py RANK WORLD RENDEZVOUS GROUP…``.
 
 Compares loss and every gradient with the same model in one process.
 """
@@ -25,7 +25,7 @@ from archc.training.parallel.world import open_world
 from tests.torch_backend.examples import enliven
 from tests.training.tensor_parallel_cases import GROUPS, graph_of_case
 
-BATCH, SEQ = 2, 24
+BATCH, SEQ, CHUNK = 2, 24, 20
 WAYS = {"four": 4}
 """Ranks of tp by group, two elsewhere; others are copies."""
 
@@ -104,7 +104,7 @@ def compare(name, world, *, dtype, how=""):
         # Routers are float32 in a float64 model.
         tolerance = 3e-6 if any("router" in full for full in graph.params()) else 2e-8
     # The squares of the log-partition are float32 whatever the model is.
-    options = {"z_loss": 1e-3 if dtype == torch.float32 else 0.0, "loss_chunk": 20}
+    options = {"z_loss": 1e-3 if dtype == torch.float32 else 0.0, "loss_chunk": CHUNK}
     loss, gradients = whole_gradients(graph, dtype, options)
     model = enliven(archc.build(graph, device="cpu", seed=0, dtype=dtype))
     rank = cut(model, graph, world)
@@ -133,26 +133,30 @@ def compare(name, world, *, dtype, how=""):
     return worst, counter.counts, rank
 
 
+def check_exchanges(case, counts, rank):
+    """Forward has a sum for each that the rank's graph says, and for each chunk of the loss, whose gradients are taken there, two
+    of numbers a token and one of the head's input."""
+    assert counts["all_reduce"] == rank.exchanges()["sum_parts"] + 3 * -(-BATCH * SEQ // CHUNK), (case, counts)
+
+
 def main():
-    number, size, rendezvous, group, *names = sys.argv[1:]
+    number, size, rendezvous, *groups = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(number), world_size=int(size))
     try:
-        ways = WAYS.get(group, 2)
-        world = open_world(Parallel(tp=ways, dp=int(size) // ways), "cpu")
-        for case in names or GROUPS[group]:
-            name, _, how = case.partition(", ")
+        for group in groups:
+            ways = WAYS.get(group, 2)
+            world = open_world(Parallel(tp=ways, dp=int(size) // ways), "cpu")
             dtype = torch.float64 if group in ("shipped", "every", "four") else torch.float32
-            try:
-                worst, counts, rank = compare(name, world, dtype=dtype, how=how)
-            except AssertionError as error:
-                raise AssertionError(f"{case}: {error}") from error
-            chunks = -(-BATCH * SEQ // world.parallel.dp // 20)
-            if rank.vocab_rows is not None and not how and world.parallel.dp == 1:
-                # In forward: a sum for each that the rank's graph says, and for each chunk of the loss, whose gradients are taken
-                # there, two of numbers a token and one of the head's input.
-                assert counts["all_reduce"] == rank.exchanges()["sum_parts"] + 3 * chunks, (case, counts)
-            print(f"equal: {case}: {worst:.1e}", flush=True)
+            for case in GROUPS[group]:
+                name, _, how = case.partition(", ")
+                try:
+                    worst, counts, rank = compare(name, world, dtype=dtype, how=how)
+                except AssertionError as error:
+                    raise AssertionError(f"{case}: {error}") from error
+                if rank.vocab_rows is not None and not how and world.parallel.dp == 1:
+                    check_exchanges(case, counts, rank)
+                print(f"{group}: {case}: {worst:.1e}", flush=True)
     finally:
         dist.destroy_process_group()
 

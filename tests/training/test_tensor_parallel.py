@@ -17,27 +17,38 @@ pytestmark = [
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
 
 
-def check(group, world):
-    for output in run_ranks(WORKER, world, group, timeout=600):
-        said = [line.partition(": ")[2].rpartition(":")[0] for line in output.splitlines() if line.startswith("equal: ")]
-        assert said == list(GROUPS[group])
+@pytest.fixture(scope="module")
+def two():
+    """What two ranks said."""
+    return run_ranks(WORKER, 2, "shipped", "every", "changed", timeout=900)
 
 
-def test_shipped_models_on_two_ranks_have_the_gradients_of_one_process():
-    check("shipped", 2)
+@pytest.fixture(scope="module")
+def four():
+    return run_ranks(WORKER, 4, "four", "copies", timeout=900)
 
 
-def test_every_kind_and_variant_on_two_ranks_has_the_gradients_of_one_process():
-    check("every", 2)
+def check(group, outputs):
+    for output in outputs:
+        said = [line.rpartition(":")[0] for line in output.splitlines() if line.startswith(f"{group}: ")]
+        assert said == [f"{group}: {case}" for case in GROUPS[group]]
 
 
-def test_four_ranks_have_the_gradients_of_one_process():
-    check("four", 4)
+def test_shipped_models_on_two_ranks_have_the_gradients_of_one_process(two):
+    check("shipped", two)
 
 
-def test_copies_that_fsdp_cuts_once_more_have_the_gradients_of_one_process():
-    check("copies", 4)
+def test_every_kind_and_variant_on_two_ranks_has_the_gradients_of_one_process(two):
+    check("every", two)
 
 
-def test_a_compiled_and_a_recomputed_model_has_the_gradients_of_one_process():
-    check("changed", 2)
+def test_a_compiled_and_a_recomputed_model_has_the_gradients_of_one_process(two):
+    check("changed", two)
+
+
+def test_four_ranks_have_the_gradients_of_one_process(four):
+    check("four", four)
+
+
+def test_copies_that_fsdp_cuts_once_more_have_the_gradients_of_one_process(four):
+    check("copies", four)
