@@ -1,4 +1,4 @@
-"""One rank of the tests of sampled texts: ``python sampling_worker.py RANK WORLD RENDEZVOUS``. The first prints texts."""
+"""One rank of the tests of sampled texts and of plans: ``python sampling_worker.py RANK WORLD RENDEZVOUS``. The first prints."""
 
 import json
 import sys
@@ -8,8 +8,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from archc.expansion import as_graph
+from archc.training.parallel.stage import weights_here
 from archc.training.parallel.world import open_world
 from archc.training.prepare import prepare
 from archc.training.watching.sampling import ModelSampler, whole_weights
@@ -32,8 +34,12 @@ def main():
             sums = {
                 key: weight.double().sum().item() for key, weight in whole_weights(prepared.module.model, graph, place)
             }
+            held = {
+                key: list(weight.to_local().shape if isinstance(weight, DTensor) else weight.shape)
+                for key, weight in weights_here(prepared.module.model, graph).items()
+            }
             if rank == 0:
-                print(json.dumps([[[one.kind, *one.ids] for one in samples], sums]), flush=True)
+                print(json.dumps([[[one.kind, *one.ids] for one in samples], sums, held]), flush=True)
             assert rank == 0 or not samples
     finally:
         dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """Texts that models write while they are trained, on one rank and on several."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ torch = pytest.importorskip("torch")
 import archc  # noqa: E402
 from archc.errors import ArchcError  # noqa: E402
 from archc.expansion import as_graph  # noqa: E402
+from archc.graph.graph import LAYER  # noqa: E402
 from archc.planning.parallel import Parallel  # noqa: E402
+from archc.planning.plan import plan  # noqa: E402
 from archc.training.options import TrainOptions  # noqa: E402
 from archc.training.parallel.world import open_world  # noqa: E402
 from archc.training.prepare import prepare  # noqa: E402
@@ -76,13 +79,37 @@ def test_samples_that_can_not_be_are_refused_before_a_run_begins():
     refuse_samples(as_graph("tiny-llama"), wanted, (), None)
 
 
-def test_ranks_that_share_a_model_write_what_one_process_writes():
+@pytest.fixture(scope="module")
+def of_ranks():
+    """What the first of four ranks said of each case: texts, sums of whole weights, shapes of what it holds."""
     said = run_ranks(Path(__file__).with_name("sampling_worker.py"), 4)
     lines = [json.loads(line) for line in said[0].splitlines()]
     assert len(lines) == len(CASES)
-    for (name, parallel), (samples, sums) in zip(CASES, lines, strict=True):
-        alone, _ = sampler_of(name)
-        assert samples == [[one.kind, *one.ids] for one in alone(1)], (name, parallel)
-        model = archc.build(name, device="cpu", seed=3)
-        weights = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-        assert sums == {key: weights[key].double().sum().item() for key in as_graph(name).params()}
+    return dict(zip(map(str, CASES), lines, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ranks_that_share_a_model_write_what_one_process_writes(of_ranks, case):
+    samples, sums, _ = of_ranks[str(case)]
+    alone, _ = sampler_of(case[0])
+    assert samples == [[one.kind, *one.ids] for one in alone(1)]
+    model = archc.build(case[0], device="cpu", seed=3)
+    weights = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    assert sums == {key: weights[key].double().sum().item() for key in as_graph(case[0]).params()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rank_holds_what_the_plan_says(of_ranks, case):
+    name, parallel = case
+    held, graph, found = of_ranks[str(case)][2], as_graph(name), plan(name, parallel, dtype="float32")
+    labels = {call.name: call.body.label for call in graph.root.calls() if LAYER.match(call.name)}
+    rows = {(row.layer, row.name): row for row in found.weights}
+    for key, shape in held.items():
+        layer = next((prefix for prefix in labels if key.startswith(f"{prefix}.")), "")
+        row = rows[labels.get(layer, ""), key.removeprefix(f"{layer}.") if layer else key]
+        assert shape == list(row.rests), key
+    # Nothing beside them, and nothing missing: float32 parameters and buffers of the first stage, to the byte.
+    first = found.stages[0].weights
+    ints = {key for key, param in graph.params().items() if param.dtype.startswith("int")}
+    assert not ints
+    assert sum(math.prod(shape) * 4 for shape in held.values()) == first.parameters + first.buffers
