@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 
 from archc.errors import Problem, SpecError
 from archc.graph.graph import Graph
@@ -25,7 +24,7 @@ from archc.torch_backend.leaves.softmax import added, attend, while_alive
 from archc.torch_backend.step import Step
 from archc.training.objectives.batch import Batch
 from archc.training.parallel.classes import subclass
-from archc.training.parallel.pieces import CutStep, Pieces
+from archc.training.parallel.pieces import CutStep, Pieces, lower_right
 from archc.training.parallel.world import World
 
 
@@ -60,6 +59,8 @@ def cut_batch(batch: Batch, world: World) -> tuple[Batch, Step | None]:
         return batch, None
     pieces, seq = Pieces(world.submesh("cp")), batch.targets.shape[1]
     inputs = {name: pieces.take(x, 1) if x.dim() > 1 else x for name, x in batch.inputs.items()}
+    for rows, end in pieces.ends(seq):
+        lower_right(rows, end)
     positions = pieces.take(torch.arange(seq, device=world.device).unsqueeze(0), 1)
     return Batch(inputs, pieces.take(batch.targets, 1)), CutStep(0, positions)
 
@@ -89,8 +90,8 @@ class _CutAttention(Attention):
         is_causal = self.slopes is None and (self.ring_rows is None or end <= self.ring_rows)
         if is_causal and number == 0:
             return self._call(q, keys[:, :, :end], values[:, :, :end], None, causal=True if end > 1 else False)  # noqa: SIM210
-        if is_causal and q.is_cuda and self.kernel is attend and self.sinks is None and self.soft_cap is None:
-            return self._call(q, keys[:, :, :end], values[:, :, :end], causal_lower_right(end - begin, end))
+        if is_causal and _has_kernel(q, self.kernel) and self.sinks is None and self.soft_cap is None:
+            return self._call(q, keys[:, :, :end], values[:, :, :end], lower_right(end - begin, end))
         first = first_seen(begin, window=self.window, chunk=self.chunk, sink_tokens=self.sink_tokens)
         dtype = q.dtype if self.adds_masks else torch.bool
         key = (self.slopes, self.window, self.chunk, self.sink_tokens, first, begin, end, q.device, dtype)
@@ -131,8 +132,8 @@ class _CutLatentAttention(LatentAttention):
         end = begin + q.shape[2]
         is_causal = self.ring_rows is None or end <= self.ring_rows
         first, mask = 0, None
-        if is_causal and number and q.is_cuda and self.kernel is attend:
-            mask = causal_lower_right(end - begin, end)
+        if is_causal and number and _has_kernel(q, self.kernel):
+            mask = lower_right(end - begin, end)
         elif number or not is_causal:
             first = first_seen(begin, window=self.window, sink_tokens=self.sink_tokens)
             key = ("latent", self.window, self.sink_tokens, first, begin, end, q.device, q.dtype)
@@ -165,6 +166,14 @@ _CUT: tuple[tuple[type[nn.Module], type[Any]], ...] = (
     (RelativeBias, _CutRelativeBias),
 )
 """Leaves that look at other tokens, and the methods with which they look at other ranks' too."""
+
+
+LOWER_RIGHT = ["cuda"]
+"""Kinds of devices that have fused kernels for the last tokens of a causal mask; elsewhere it is numbers that are added."""
+
+
+def _has_kernel(q: Tensor, kernel: object) -> bool:
+    return kernel is attend and q.device.type in LOWER_RIGHT
 
 
 def first_seen(begin: int, *, window: int | None = None, chunk: int | None = None, sink_tokens: int = 0) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from archc.torch_backend.step import Step
 
@@ -38,6 +39,11 @@ class Pieces:
         index = self.mesh.get_local_rank()
         return index, self.count - 1 - index
 
+    def ends(self, seq: int) -> list[tuple[int, int]]:
+        """(tokens of a piece, tokens up to its end) of this rank's pieces of ``seq`` tokens."""
+        size = seq // self.count
+        return [(size, (number + 1) * size) for number in self.mine]
+
     def take(self, x: Tensor, dim: int) -> Tensor:
         """This rank's tokens of all of them, which lie along ``dim``."""
         pieces = x.chunk(self.count, dim)
@@ -51,3 +57,16 @@ class Pieces:
         placed = DTensor.from_local(halves, self.mesh, [Shard(0)], run_check=False)
         whole = placed.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         return torch.cat((whole[:, 0], whole[:, 1].flip(0))).flatten(0, 1).movedim(0, dim)
+
+
+_masks: dict[tuple[int, int], CausalBias] = {}
+
+
+def lower_right(rows: int, end: int) -> CausalBias:
+    """The causal mask of the last ``rows`` of ``end`` tokens, for kernels that need no numbers.
+
+    Made once, and by ``cut_batch``, before a pass: torch.compile takes one and can't make one.
+    """
+    if (rows, end) not in _masks:
+        _masks[rows, end] = causal_lower_right(rows, end)
+    return _masks[rows, end]
