@@ -82,7 +82,9 @@ def test_train_prints_lines_and_leaves_metrics_texts_checkpoints_and_a_model_tha
     assert found[-1]["loss"] < found[0]["loss"]
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert [(one["step"], one["kind"]) for one in samples] == [(3, "greedy"), (3, "drawn"), (6, "greedy"), (6, "drawn")]
-    written = invoke("generate", run / "model", "--prompt", "the cat", "--max-new-tokens", 9, "--dtype", "fp32", "--json")
+    written = invoke(
+        "generate", run / "model", "--prompt", "the cat", "--max-new-tokens", 9, "--dtype", "fp32", "--json"
+    )
     assert written.exit_code == 0
     assert json.loads(written.stdout)["rows"][0]["ids"] == samples[2]["ids"][:9]
 
@@ -124,6 +126,20 @@ def test_a_run_goes_on_as_if_it_had_never_ended_with_options_that_are_not_said_a
     again = train("-o", tmp_path / "run", "--resume")
     assert again.exit_code == 0
     assert "no step was left to do" in again.stdout
+
+
+def test_a_run_begins_from_the_weights_of_a_folder(train: Invoke, invoke: Invoke, tmp_path: Path):
+    built = invoke("build", *SPEC, "-o", tmp_path / "model", "--dtype", "fp32", "--seed", 0)
+    assert built.exit_code == 0
+    train("--steps", 3, "-o", tmp_path / "drawn")
+    result = train("--steps", 3, "-o", tmp_path / "read", "--weights", tmp_path / "model")
+    assert result.exit_code == 0, result.stderr
+    drawn, read = ([one["loss"] for one in metrics(tmp_path / name)] for name in ("drawn", "read"))
+    assert read == drawn
+    other = invoke("build", *SPEC, "-o", tmp_path / "other", "--dtype", "fp32", "--seed", 1)
+    assert other.exit_code == 0
+    train("--steps", 1, "-o", tmp_path / "elsewhere", "--weights", tmp_path / "other")
+    assert metrics(tmp_path / "elsewhere")[0]["loss"] != drawn[0]
 
 
 def test_a_folder_that_is_another_run_is_refused_and_stays_as_it_is(
@@ -247,13 +263,18 @@ def torchrun(ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300)
 
 
-def test_ranks_of_torchrun_hold_copies_and_only_the_first_one_speaks(train: Invoke, text: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    train("--steps", 3, "-o", tmp_path / "alone", "--lr", 1e-3)
-    done = torchrun(2, "--data", text, *SIZE, "--steps", 3, "-o", run, "--log-every", 1, "--lr", 1e-3)
+def test_ranks_of_torchrun_go_on_with_a_run_as_copies_and_only_the_first_one_speaks(
+    train: Invoke, text: Path, tmp_path: Path
+):
+    run, options = tmp_path / "run", ("--schedule", "constant", "--warmup-steps", 0, "--lr", 1e-3)
+    train(*options, "--steps", 5, "-o", tmp_path / "alone")
+    train(*options, "--steps", 2, "-o", run)
+    done = torchrun(2, "--data", text, "--steps", 5, "-o", run, "--resume", "--log-every", 1)
     assert done.returncode == 0, done.stderr
-    assert len([line for line in done.stdout.splitlines() if line.startswith("step 2/3")]) == 1
-    assert "2 ranks" in done.stdout.splitlines()[0]
+    lines = done.stdout.splitlines()
+    assert "2 ranks, from step 2 to step 5" in lines[0]
+    assert [line[:8] for line in lines if line.startswith("step ")] == ["step 3/5", "step 4/5", "step 5/5"]
+    assert lines.count(f"wrote {run}/model") == 1
     alone, together = ([one["loss"] for one in metrics(tmp_path / name)] for name in ("alone", "run"))
     assert together == pytest.approx(alone, rel=1e-5)
     wrong = torchrun(2, "--data", text, *SIZE, "--steps", 3, "-o", run)
