@@ -40,7 +40,7 @@ HERE = Path(__file__).resolve().parent
 SECTIONS = {"values": 50, "llama": 70, "hybrid": 115}
 """Section -> seconds that it may take."""
 WARM_STEPS, STEPS = 3, 8
-VALUE_TOLERANCE = {"float32": 2e-3, "bfloat16": 6e-2}
+VALUE_TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-1}
 """Largest difference of a gradient from the CPU's in float32, over the weight's largest one; TF32 is off."""
 
 SPEC = """

@@ -32,7 +32,7 @@ def test_the_script_runs_on_the_cpu(tmp_path: Path) -> None:
     sections = summary["sections"]
     values = {(one["model"], one["dtype"]): one for one in sections["values"]["runs"]}
     assert values["llama", "float32"]["apart"] == 0 == values["hybrid", "float32"]["apart"]
-    assert 0 < values["hybrid", "bfloat16"]["apart"] < 0.06
+    assert 0 < values["hybrid", "bfloat16"]["apart"] < 0.1
     assert [one["recompute"] for one in sections["llama"]["runs"]] == ["none", "none", "selective"]
     # Recomputation gives the same losses to the last bit.
     for name in ("llama", "hybrid"):
