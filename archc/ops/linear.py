@@ -75,5 +75,4 @@ class Embedding(Op):
 class EmbeddingRows(Embedding):
     """Rows of a table from ``first`` on; ids of other rows give zeros, so that the ranks' outputs add up to the table's."""
 
-    op_name = "embedding_rows"
     first: int

@@ -15,9 +15,9 @@ from archc.estimation.placed import Placed, place
 from archc.graph.graph import Graph, join, resolve_dtype
 from archc.ir.size import evaluate, product
 from archc.ir.values import Call, Node, Value
-from archc.ops.ranks import GatherPieces, SumParts
 from archc.ops.shared_attention import SharedAttention
 from archc.planning.partial_sums import added_with_others, gives_parts
+from archc.planning.rank_ops import GatherPieces, SumParts
 from archc.planning.sharding import Sharding
 from archc.planning.stage_values import values_between
 from archc.planning.stages import StageItems, split_into_stages

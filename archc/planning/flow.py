@@ -22,9 +22,9 @@ from archc.ir.op import Op
 from archc.ir.piece import Piece
 from archc.ir.values import Body, Call, Node, Param, TensorType, Value
 from archc.ops.elementwise import Add, Mul, Scale
-from archc.ops.ranks import EnterPieces, GatherPieces, ShareGradient, SumParts, TakePiece
 from archc.planning.parallel import Parallel
 from archc.planning.rank_graph import RankGraph, WeightUse
+from archc.planning.rank_ops import EnterPieces, GatherPieces, ShareGradient, SumParts, TakePiece
 from archc.planning.rank_values import CutBody, Local, is_whole_number, piece_op
 from archc.planning.sharding import ShardedParam, shard, units_of
 from archc.planning.timing.forms import CUT_AXES

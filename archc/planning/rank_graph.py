@@ -8,7 +8,7 @@ from typing import Literal
 
 from archc.graph.graph import Graph
 from archc.ir.values import Node
-from archc.ops.ranks import EnterPieces, GatherPieces, SumParts, TakePiece
+from archc.planning.rank_ops import EnterPieces, GatherPieces, SumParts, TakePiece
 
 Use = Literal["whole", "piece", "shared", "once", "gathered"]
 
@@ -44,6 +44,6 @@ class RankGraph:
     notes: list[str] = field(default_factory=list[str])
 
     def exchanges(self) -> Counter[str]:
-        """How often each op of ``archc.ops.ranks`` stands in the model, over all layers."""
+        """How often each op of ``archc.planning.rank_ops`` stands in the model, over all layers."""
         inserted = (EnterPieces, SumParts, GatherPieces, TakePiece)
         return Counter(node.op.op_name for _, node in self.graph.walk() if isinstance(node.op, inserted))

@@ -1,4 +1,4 @@
-"""What ranks of tensor parallelism exchange: functions of pairs that undo each other in backward (``archc.ops.ranks``).
+"""What ranks of tensor parallelism exchange: functions of pairs that undo each other in backward (``archc.planning.rank_ops``).
 
 A group goes by its name, so that generated code can say it and torch.compile follows it.
 """

@@ -18,9 +18,9 @@ from archc.graph.graph import Graph, join, walk_scopes
 from archc.ir.op import Op
 from archc.ir.values import Node
 from archc.ops.linear import Embedding, EmbeddingRows, Linear
-from archc.ops.ranks import EnterPieces, GatherPieces, ShareGradient, SumParts, TakePiece
 from archc.planning.flow import rank_graph
 from archc.planning.rank_graph import RankGraph, WeightUse
+from archc.planning.rank_ops import EnterPieces, GatherPieces, ShareGradient, SumParts, TakePiece
 from archc.torch_backend.context import Context, Function
 from archc.torch_backend.leaves.linear import embedding
 from archc.torch_backend.lower import Lowering
