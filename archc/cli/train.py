@@ -136,10 +136,8 @@ def _with_copies(splits: dict[str, int]) -> dict[str, int]:
 def _watchers(*, tensorboard: bool, as_json: bool) -> tuple[list[Watcher], Callable[[str, int, int], None] | None]:
     """Who is told on the first rank, and who while data is made."""
     from archc.training.watching.lines import Lines
-    from archc.training.watching.metrics import MetricsFile
-    from archc.training.watching.samples import SamplesFile
 
-    found: list[Watcher] = [MetricsFile(), SamplesFile()]
+    found: list[Watcher] = []
     if tensorboard:
         from archc.training.watching.board import TensorBoard
 

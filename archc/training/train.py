@@ -37,6 +37,8 @@ from archc.training.record import TrainResult
 from archc.training.run_folder import RunFolder
 from archc.training.run_weights import export_weights
 from archc.training.trainer import Trainer
+from archc.training.watching.metrics import MetricsFile
+from archc.training.watching.samples import SamplesFile
 from archc.training.watching.sampling import refuse_samples, sampler_for
 from archc.training.watching.speed import Speed, device_peak_flops_per_s, step_flops
 from archc.training.watching.watcher import RunInfo, Watcher, Watchers
@@ -111,7 +113,7 @@ def train(
             world=world,
             speed=_speed(graph, options, world, peak_flops_per_s),
             checkpoints=checkpoints,
-            watchers=Watchers(watchers if world.is_first else ()),
+            watchers=Watchers([*_files(run, stack), *watchers] if world.is_first else ()),
             evaluation=evaluation,
             sampler=sampler_for(
                 graph,
@@ -137,6 +139,13 @@ def train(
                 on_first(world, lambda: export_weights(run.path, run.model))
         model = run.model if found.checkpoint is not None else None
         return replace(found, folder=model, model=_whole(prepared, world))
+
+
+def _files(run: RunFolder | None, stack: ExitStack) -> list[Watcher]:
+    """What every run folder gets."""
+    if run is None:
+        return []
+    return [stack.enter_context(closing(file)) for file in (MetricsFile(), SamplesFile())]
 
 
 def on_first(world: World, action: Callable[[], Found]) -> Found | None:

@@ -98,6 +98,28 @@ def test_train_json_is_a_summary_and_nothing_else(train: Invoke, tmp_path: Path)
     assert data["loss"] == metrics(run)[-1]["loss"]
 
 
+def test_a_run_of_the_library_leaves_the_same_files_as_one_of_the_command(train: Invoke, text: Path, tmp_path: Path):
+    import archc
+
+    train("--steps", 2, "-o", tmp_path / "command", "--sample-every", 1)
+    overrides = [word for word in SPEC[1:] if word != "--set"]
+    found = archc.train(
+        SPEC[0],
+        data=text,
+        steps=2,
+        overrides=overrides,
+        seq_len=16,
+        batch_size=4,
+        sample_every=1,
+        output=tmp_path / "run",
+    )
+    assert found.folder == tmp_path / "run" / "model"
+    names = ("run.json", "spec.yaml", "tokenizer.json", "metrics.jsonl", "samples.jsonl")
+    assert all((tmp_path / folder / name).is_file() for folder in ("run", "command") for name in names)
+    assert [one["loss"] for one in metrics(tmp_path / "run")] == [record.loss for record in found.records]
+    assert (tmp_path / "run" / "samples.jsonl").read_text() == (tmp_path / "command" / "samples.jsonl").read_text()
+
+
 def test_looking_at_a_run_changes_none_of_its_numbers(train: Invoke, tmp_path: Path):
     pytest.importorskip("tensorboard")
     train("--steps", 4, "-o", tmp_path / "plain")
