@@ -10,6 +10,7 @@ from torch import Tensor
 
 from archc.training.module import TrainingModel
 from archc.training.objectives.batch import Batch
+from archc.training.parallel.fsdp import end_gathered
 
 Cut = Callable[[Batch], tuple[Batch, Any]]
 """What a rank takes of a micro-batch, and the ``Step`` that says where its tokens stand, None where it has all of them."""
@@ -47,6 +48,7 @@ class PlainEngine:
         try:
             return torch.stack([self._loss(batch, weight) for batch in micro_batches]).sum()
         finally:
+            end_gathered(self.module)
             self.module.train()
 
     def _loss(self, batch: Batch, weight: Tensor) -> Tensor:

@@ -87,6 +87,19 @@ def test_bfloat16_computes_over_float32_weights(data, tmp_path):
     assert len(rounded) < len(list(held.parameters())) / 2, "the masters are bfloat16"
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_weights_that_were_looked_at_are_saved_in_float32_with_all_their_states(zero, data, tmp_path):
+    run = tmp_path / "run"
+    stated = {**STATED, "dtype": "bfloat16", "zero": zero, "held_out": 0.1, "eval_every": 1, "eval_batches": 1}
+    whole = archc.train("tiny-llama", data=data, **stated)
+    first = archc.train("tiny-llama", data=data, output=run, **{**stated, "steps": 3})
+    tensors = json.loads((first.checkpoint / "manifest.json").read_text())["tensors"]
+    assert {one["dtype"] for one in tensors.values()} == {"F32"}
+    assert len(tensors) == 4 * sum(name.startswith("model.") for name in tensors)
+    rest = archc.train("tiny-llama", data=data, output=run, resume=True, **stated)
+    assert losses(first) + losses(rest) == losses(whole)
+
+
 def test_compiled_layers_give_the_same_losses(data):
     stated = {**STATED, "steps": 2, "overrides": (*BYTES, "stack.num_layers=2")}
     plain, compiled = (archc.train("tiny-llama", data=data, compile=how, **stated) for how in (False, True))

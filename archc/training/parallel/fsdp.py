@@ -48,6 +48,13 @@ def begin_sharded(module: nn.Module) -> None:
         module._get_fsdp_state()._lazy_init()
 
 
+def end_gathered(module: nn.Module) -> None:
+    """Weights that a pass without a backward has left gathered (ZeRO-2) are cut again: states and checkpoints are of pieces."""
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            each.reshard()
+
+
 def _policy(options: TrainOptions) -> MixedPrecisionPolicy:
     if options.dtype == "float32":
         return MixedPrecisionPolicy()

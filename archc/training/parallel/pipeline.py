@@ -22,6 +22,7 @@ from archc.training.loss import Criterion
 from archc.training.module import TrainingModel
 from archc.training.objectives.batch import Batch
 from archc.training.options import TrainOptions
+from archc.training.parallel.fsdp import end_gathered
 from archc.training.parallel.stage import Stage
 from archc.training.parallel.world import World
 
@@ -81,6 +82,7 @@ class PipelineEngine:
         try:
             return self._run(micro_batches, weight, is_training=False)
         finally:
+            end_gathered(self.module)
             self.module.train()
 
     def _run(self, micro_batches: Sequence[Batch], weight: Tensor, *, is_training: bool) -> Tensor:
