@@ -41,7 +41,7 @@ class SumParts(Op):
 
 @op
 class ShareGradient(Op):
-    """A value that every rank makes whole amid work on pieces: as it is, and backward each rank takes its share of the gradient."""
+    """A value that every rank makes whole amid work on pieces: as it is; backward each rank has its share of the gradient."""
 
     op_name = "share_gradient"
     ways: int
