@@ -34,3 +34,13 @@ def options_of(plan):
     ranks = {word[:2]: int(word[2:]) for word in words if "=" not in word}
     pairs = (word.split("=") for word in words if "=" in word)
     return Parallel(**ranks), {name: int(value) if value.isdigit() else value for name, value in pairs}
+
+
+STEPS_EACH = 2
+ON_THE_WAY = {**{name: value for name, value in STATED.items() if name != "steps"}, "schedule": "constant"}
+
+CHAINS = {
+    "tiny-llama": ["dp2 zero=2", "tp2", "pp2 micro_batch_size=1", "cp2"],
+    "tiny-kimi-linear": ["tp2", "dp2 ep2", "pp2 micro_batch_size=2", "dp2"],
+}
+"""Spec -> plans of two ranks, each of which goes on where the one before it has stopped."""
