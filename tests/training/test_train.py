@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 import archc  # noqa: E402
 from archc.errors import ArchcError, SpecError  # noqa: E402
 from archc.training.sample_text import sample_text  # noqa: E402
-from archc.training.watching.metrics import MetricsFile  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -145,9 +144,7 @@ def test_ctrl_c_ends_the_step_saves_it_and_the_run_goes_on_later(data, tmp_path)
 
 def test_the_learning_rate_and_tokens_are_said_of_each_step(data, tmp_path):
     run = tmp_path / "run"
-    metrics = MetricsFile()
-    found = archc.train("tiny-llama", data=data, output=run, watchers=[metrics], **{**STATED, "warmup_steps": 2})
-    metrics.close()
+    found = archc.train("tiny-llama", data=data, output=run, **{**STATED, "warmup_steps": 2})
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 7))
     assert [line["lr"] for line in lines] == pytest.approx([1.5e-3, 3e-3, 3e-3, 3e-3, 3e-3, 3e-3])
