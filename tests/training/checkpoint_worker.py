@@ -15,7 +15,7 @@ from tests.training.learner import Learner, message_of, unequal, whole
 
 SPECS = ("tiny-llama", "tiny-deepseek-v3")
 STEPS, TOLERANCE = 3, 2e-5
-ONE, FOUR, TWO = "of-one", "of-four", "of-two"
+ONE, FOUR, SQUARE, TWO = "of-one", "of-four", "of-dp-and-tp", "of-two"
 
 
 def near(found, expected):
@@ -56,6 +56,7 @@ def four(folder):
         save_and_go_on(run, folder, spec, FOUR)
         assert len(list((folder / spec / FOUR).glob("*/*.safetensors"))) == 4
     go_on(folder, "tiny-llama", ONE, Parallel(dp=2, pp=2))
+    save_and_go_on(go_on(folder, "tiny-llama", ONE, Parallel(dp=2, tp=2)), folder, "tiny-llama", SQUARE)
     go_on(folder, "tiny-deepseek-v3", ONE, Parallel(dp=4, ep=2))
 
 
@@ -67,7 +68,8 @@ def two(folder):
         assert again.learn(STEPS) == losses
         assert unequal(whole(again.state()), whole(run.state())) == []
         print(f"to the last bit: {spec}", flush=True)
-    go_on(folder, "tiny-llama", FOUR, Parallel(pp=2))
+    go_on(folder, "tiny-llama", SQUARE, Parallel(pp=2))
+    go_on(folder, "tiny-deepseek-v3", FOUR, Parallel(tp=2))
     refused(folder)
 
 
