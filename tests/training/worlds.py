@@ -44,3 +44,14 @@ CHAINS = {
     "tiny-kimi-linear": ["tp2", "dp2 ep2", "pp2 micro_batch_size=2", "dp2"],
 }
 """Spec -> plans of two ranks, each of which goes on where the one before it has stopped."""
+
+WEIGHED = {
+    2: {
+        "tiny-llama": ["dp2", "tp2", "pp2", "cp2", "pp2 dtype=bfloat16"],
+        "tiny-kimi-linear": ["tp2", "pp2 optimizer=muon"],
+        "tiny-deepseek-v3": ["dp2 ep2", "tp2"],
+        "tiny-gpt-oss": ["dp2 ep2 dtype=bfloat16"],
+    },
+    4: {"tiny-llama": ["dp2 tp2"], "tiny-deepseek-v3": ["dp4 ep2", "dp2 tp2 optimizer=sgd", "pp2 tp2"]},
+}
+"""World -> spec -> plans of which every rank's tensors are weighed."""
