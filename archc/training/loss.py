@@ -115,11 +115,17 @@ class _HeadLoss(torch.autograd.Function):
         param_grads: list[Tensor | None] = [None] * len(params)
         stream_grads: list[list[Tensor]] = [[] for _ in streams]
         total: Tensor | None = None
-        for pieces, targets_C in job.chunks([stream.detach() for stream in streams], targets_T):
+        chunks = job.chunks([stream.detach() for stream in streams], targets_T)
+        is_only = len(chunks) == 1
+        for pieces, targets_C in chunks:
             held = [piece.requires_grad_(need) for piece, need in zip(pieces, wanted, strict=False)]
-            value = _add_gradients(job, held, leaves, targets_C, weight, stream_grads, param_grads)
+            value = _add_gradients(job, held, leaves, targets_C, weight, stream_grads, param_grads, is_only=is_only)
             total = value if total is None else total + value
         assert total is not None
+        for number, leaf in enumerate(leaves):
+            summed = param_grads[number]
+            param_grads[number] = None if summed is None else summed.to(leaf.dtype)
+            del summed
         ctx.save_for_backward(
             *(
                 torch.cat(grads, 1).view(stream.shape) if grads else None
@@ -131,7 +137,7 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         # In place: the gradient of a head is as large as the head, and is wanted once.
         found = [None if gradient is None else gradient.mul_(grad_outputs[0]) for gradient in ctx.saved_tensors]
         return (None, None, None, *found)
@@ -145,6 +151,8 @@ def _add_gradients(
     weight: Tensor,
     stream_grads: list[list[Tensor]],
     param_grads: list[Tensor | None],
+    *,
+    is_only: bool,
 ) -> Tensor:
     """The weighted loss of a chunk, its gradients added to those of earlier ones.
 
@@ -162,5 +170,10 @@ def _add_gradients(
     for number, leaf in enumerate(leaves):
         if leaf.requires_grad and (gradient := next(found)) is not None:
             known = param_grads[number]
-            param_grads[number] = gradient if known is None else known.add_(gradient)
+            param_grads[number] = gradient.to(_summed_in(gradient, is_only)) if known is None else known.add_(gradient)
     return (loss * weight).detach()
+
+
+def _summed_in(gradient: Tensor, is_only: bool) -> torch.dtype:
+    """float32 at least where chunks add up: many sums in bfloat16 lose what is small beside what is there already."""
+    return gradient.dtype if is_only else torch.promote_types(gradient.dtype, torch.float32)

@@ -113,3 +113,32 @@ def test_a_head_without_weights_has_a_loss_too():
     assert loss.item() == pytest.approx(expected.item())
     (gradient,) = torch.autograd.grad(loss, x)
     assert torch.allclose(gradient, torch.autograd.grad(expected, x)[0], atol=1e-7)
+
+
+@pytest.mark.parametrize("chunk", [512, 32])
+def test_chunks_add_up_to_a_gradient_of_bfloat16_as_good_as_that_of_one_chunk(chunk):
+    tokens, width, rows = 8192, 32, 256
+    drawn = torch.Generator().manual_seed(0)
+
+    class Tail(torch.nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.weight = torch.nn.Parameter(weight)
+
+        def forward(self, x):
+            return (x @ self.weight.T,)
+
+    weight = (0.05 * torch.randn(rows, width, generator=drawn)).bfloat16()
+    x = torch.randn(1, tokens, width, generator=drawn).bfloat16()
+    # Some targets are far more common than others, as words are.
+    targets = (torch.rand(1, tokens, generator=drawn) ** 4 * rows).long()
+
+    def gradient(dtype, chunk):
+        tail = Tail(weight.to(dtype))
+        head_loss(tail, [x.to(dtype)], targets, torch.tensor(1 / tokens), chunk=chunk).backward()
+        assert tail.weight.grad.dtype == dtype
+        return tail.weight.grad.double()
+
+    exact = gradient(torch.float64, tokens)
+    at_once, found = ((gradient(torch.bfloat16, size) - exact).norm() for size in (tokens, chunk))
+    assert found <= 1.25 * at_once

@@ -7,9 +7,9 @@ With L = tokens x the rank's rows of the vocabulary:
   gradients of the log-probabilities and of the logits, L float32 each. A chunked one (checkpointed, so many tokens at a time) has
   all but the ids of one chunk only.
 * ``fused``, ``archc train``'s: what stands behind the last layer runs on a chunk of tokens at a time, and its gradients are taken
-  at once. Kept are the gradients of what it reads of the layers, and of its own weights, a second one while a chunk adds to
-  it; nothing else of it is an activation. Beside them one chunk has log-softmax and both gradients, or one of the logits and one
-  of the weights.
+  at once. Kept are the gradients of what it reads of the layers, and of its own weights, a second one, float32, while chunks add
+  to it; nothing else of it is an activation. Beside them one chunk has log-softmax and both gradients, or one of the logits and
+  one of the weights.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def chunk_tokens(rows: int) -> int:
 class LossBytes:
     """``logits`` as the model gives them, ``saved`` by the loss until its backward, ``working`` beside both at most.
 
-    ``is_chunked``: logits are made and dropped a chunk at a time. ``waiting``: gradients of tied tables, which backward holds until
-    it has come to the embedding.
+    ``is_chunked``: logits are made and dropped a chunk at a time. ``waiting``: gradients of tied tables, which backward holds
+    until it has come to the embedding.
     """
 
     tokens: int
@@ -94,7 +94,9 @@ def _fused(
     wide, logits = tensor_bytes(at_once * rows, "float32"), tensor_bytes(at_once * rows, own)
     saved = streams + weights
     # While the last chunk runs: the layers' outputs, their gradients so far, and the weights' gradients so far.
-    known = streams + streams * (chunks - 1) // chunks + (weights if chunks > 1 else 0)
+    known = streams + streams * (chunks - 1) // chunks
+    if chunks > 1:
+        known += sum(max(size, tensor_bytes(_elements(param, parallel.tp), "float32")) for param, size in sizes.items())
     # At the end the gradients of all chunks are put together.
     joined = streams + saved + (streams if chunks > 1 else 0)
     most = max(known + max(3 * wide, logits + weights), joined)
