@@ -34,7 +34,7 @@ from archc.units import dtype_name
 GRAPH, TRAINED = "graph.json", "trained.json"
 """Beside the weights: the lockfile, and which run and step they are of."""
 _ONE_FILE_BYTES = 1 << 62
-_AT_ONCE_BYTES = 1 << 30
+_AT_ONCE_BYTES = 1 << 28
 """So much is held, or one tensor that is larger."""
 
 Progress = Callable[[str, int, int], None]
