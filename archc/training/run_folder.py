@@ -62,9 +62,10 @@ class RunFolder:
         data: Mapping[str, Any] | None = None,
         tokenizer: str | Path | None = None,
         tokenizer_text: str | None = None,
+        weights: str | Path | None = None,
     ) -> RunFolder:
         """A new run, written beside its place and put there as a whole. ``data`` is plain data that tells its data from others.
-        ``tokenizer`` is a ``tokenizer.json``, ``tokenizer_text`` what stands in one.
+        ``tokenizer`` is a ``tokenizer.json``, ``tokenizer_text`` what stands in one; ``weights`` is where it begins from.
 
         Raises:
             ArchcError: the folder is a run already, or holds something else, or can't be written.
@@ -77,6 +78,7 @@ class RunFolder:
             "spec_sha256": spec_hash(graph),
             "options": dict(options),
             "data": dict(data or {}),
+            **({} if weights is None else {"weights": os.path.abspath(weights)}),
             **_versions(),
         }
         try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -18,22 +17,19 @@ import torch.distributed as dist
 from archc.errors import ArchcError
 from archc.expansion import expand
 from archc.graph.graph import Graph
-from archc.spec.resolved import Resolved, resolved
+from archc.spec.resolved import resolved
 from archc.torch_backend.build import build
 from archc.torch_backend.weights import load_weights, weights_of
 from archc.training.asking import Stated, texts_of
 from archc.training.checkpoints import Checkpoints
-from archc.training.data.opening import prepare_data, read_data
-from archc.training.data.tokens import Tokens
-from archc.training.data.vocabulary import vocabularies_of
 from archc.training.failures import lock_run, told_of_lost_ranks
-from archc.training.objectives.choosing import data_form, evaluation_for, objective_for, split_objectives
-from archc.training.objectives.objective import Objective
+from archc.training.objectives.choosing import data_form
 from archc.training.options import TrainOptions
 from archc.training.parallel.initialise import fill
 from archc.training.parallel.world import World, open_world
 from archc.training.prepare import Prepared, prepare, refuse_what_cannot_be
 from archc.training.record import TrainResult
+from archc.training.run_data import RunData, staged
 from archc.training.run_folder import RunFolder
 from archc.training.run_weights import export_weights
 from archc.training.trainer import Trainer
@@ -88,19 +84,31 @@ def train(
     options = TrainOptions(steps=steps, **stated).check()
     data_form(graph)
     refuse_what_cannot_be(graph, options)
-    asked = _Asked(merged, graph, options, Path(spec), tokenizer, data, eval_data, held_out, progress)
-    refuse_samples(graph, options, sample_prompts, asked.texts()[0])
+    asked = RunData(
+        spec=merged.spec,
+        graph=graph,
+        options=options,
+        texts=texts_of(merged.spec, spec, tokenizer),
+        data=data,
+        eval_data=eval_data,
+        held_out=held_out,
+        progress=progress,
+    )
+    asked.check()
+    refuse_samples(graph, options, sample_prompts, asked.texts)
     with ExitStack() as stack:
         world = open_world(options.parallel, options.device, needs_mesh=options.dtype != "float32")
         stack.callback(world.close)
         place = None if output is None else Path(os.path.abspath(output))
         folder = _folder(asked, place, world, stack, resume=resume)
-        run = _opened(asked, place, folder, world, resume=resume)
-        folder = folder if run is None else run.data
-        objective, evaluation = asked.objectives(folder)
+        run = _opened(asked, merged.to_yaml(), place, folder, world, stack, resume=resume, weights=weights)
         lock = None if run is None else stack.enter_context(closing(lock_run(run.path, world.rank, world.size)))
-        if run is not None and resume and world.is_first:
-            run.write()
+        if run is not None:
+            if resume:
+                on_first(world, lambda: _go_on(asked, folder, run))
+                weights = weights or run.settings.get("weights")
+            folder = run.data
+        objective, evaluation = asked.objectives(folder)
         checkpoints = None if run is None else stack.enter_context(Checkpoints(run.checkpoints, options.keep))
         last = None if checkpoints is None or not resume else checkpoints.latest()
         prepared = prepare(graph, options, world, initialised=last is None and weights is None)
@@ -122,8 +130,8 @@ def train(
                 options,
                 world,
                 prompts=sample_prompts,
-                texts=asked.texts(),
-                data=asked.tokens(folder, "train"),
+                texts=asked.texts,
+                data=asked.tokens(folder),
             ),
         )
         if last is not None:
@@ -170,83 +178,21 @@ def on_first(world: World, action: Callable[[], Found]) -> Found | None:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A run, as it was asked for."""
-
-    merged: Resolved
-    graph: Graph
-    options: TrainOptions
-    source: Path
-    tokenizer: Any
-    data: Path_ | Sequence[Path_]
-    eval_data: Path_ | Sequence[Path_] | None
-    held_out: float
-    progress: Progress | None
-
-    def prepare(self, folder: Path) -> None:
-        """Make the shards of both data in a folder, and see that a model can learn from them."""
-        vocabularies = self._vocabularies()
-        for paths, name in ((self.data, "train"), (self.eval_data, "eval")):
-            if paths is not None:
-                made = prepare_data(
-                    paths,
-                    vocabularies=vocabularies,
-                    cache=folder / name,
-                    form=data_form(self.graph),
-                    progress=self.progress,
-                )
-                if made != folder / name:
-                    (folder / f"{name}.path").write_text(os.path.abspath(made), "utf-8")
-        self.objectives(folder)
-
-    def objectives(self, folder: Path) -> tuple[Objective, Objective | None]:
-        """(what is learned from, what is only looked at)."""
-        spec, graph, options = self.merged.spec, self.graph, self.options
-        learned = self.tokens(folder, "train")
-        if self.eval_data is not None:
-            held = evaluation_for(graph, spec, self.tokens(folder, "eval"), options)
-            return objective_for(graph, spec, learned, options), held
-        if self.held_out:
-            return split_objectives(graph, spec, learned, options, held_out=self.held_out)
-        return objective_for(graph, spec, learned, options), None
-
-    def tokens(self, folder: Path, name: str) -> Tokens:
-        """Shards that were made in a folder, or lie where it says."""
-        elsewhere = folder / f"{name}.path"
-        place = Path(elsewhere.read_text("utf-8")) if elsewhere.is_file() else folder / name
-        return read_data(place, vocabularies=self._vocabularies())
-
-    def identity(self, folder: Path) -> dict[str, Any]:
-        """What tells this data from others."""
-        found: dict[str, Any] = {"train": self.tokens(folder, "train").digest, "held_out": self.held_out}
-        if self.eval_data is not None:
-            found["eval"] = self.tokens(folder, "eval").digest
-        return found
-
-    def texts(self) -> tuple[Any, Any]:
-        return texts_of(self.merged.spec, self.source, self.tokenizer)
-
-    def _vocabularies(self) -> Any:
-        return vocabularies_of(self.merged.spec, *self.texts())
-
-
-def _folder(asked: _Asked, place: Path | None, world: World, stack: ExitStack, *, resume: bool) -> Path:
-    """Where the shards lie. Those of a run that does not exist yet lie beside it until it does."""
+def _folder(asked: RunData, place: Path | None, world: World, stack: ExitStack, *, resume: bool) -> Path:
+    """Where the shards lie that were asked for: beside the run's own until they are known to be the same."""
     told: list[Any] = [None]
 
     def make() -> None:
-        if place is not None and resume:
-            folder = RunFolder.open(place).data
-        elif place is not None:
-            RunFolder.check_new(place)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            folder = place.with_name(f".{place.name}-data-{secrets.token_hex(4)}")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        known = None
+        if place is None:
+            home = None
+        elif resume:
+            home = known = RunFolder.open(place).data
         else:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archc-data-")))
-        folder.mkdir(exist_ok=True)
-        asked.prepare(folder)
+            RunFolder.check_new(place)
+            home = place.with_name(f"{place.name}-data")
+        folder = stack.enter_context(staged(home))
+        asked.prepare(folder, known=known)
         told[0] = str(folder)
 
     on_first(world, make)
@@ -255,23 +201,44 @@ def _folder(asked: _Asked, place: Path | None, world: World, stack: ExitStack, *
     return Path(told[0])
 
 
-def _opened(asked: _Asked, place: Path | None, folder: Path, world: World, *, resume: bool) -> RunFolder | None:
-    """The run's folder, made now, or found to be of the same run; options that a resumed run changes are not written yet."""
+def _opened(
+    asked: RunData,
+    spec_text: str,
+    place: Path | None,
+    folder: Path,
+    world: World,
+    stack: ExitStack,
+    *,
+    resume: bool,
+    weights: Path_ | None,
+) -> RunFolder | None:
+    """The run's folder, made now, or found to be of the same run; what a resumed run changes is not written yet."""
     if place is None:
         return None
-    options, spec_text = asked.options.to_json(), asked.merged.to_yaml()
 
     def make() -> RunFolder:
-        told: dict[str, Any] = {"spec_text": spec_text, "graph": asked.graph, "options": options}
+        told: dict[str, Any] = {"spec_text": spec_text, "graph": asked.graph, "options": asked.options.to_json()}
         told["data"] = asked.identity(folder)
         if resume:
             return RunFolder.open(place).resume(**told)
-        text = asked.texts()[0]
-        run = RunFolder.create(place, **told, tokenizer_text=None if text is None else text.to_json())
-        os.rename(folder, place / "data")
+        text = asked.texts[0]
+        run = RunFolder.create(place, **told, tokenizer_text=None if text is None else text.to_json(), weights=weights)
+        stack.push(partial(_forget_unbegun, run))
+        asked.settle(folder, run.data)
         return run
 
     return on_first(world, make) or RunFolder.open(place)
+
+
+def _forget_unbegun(run: RunFolder, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """A new run that is refused leaves nothing behind that would be in the way of the next try."""
+    if isinstance(error, ArchcError) and not run.metrics.exists():
+        shutil.rmtree(run.path, ignore_errors=True)
+
+
+def _go_on(asked: RunData, folder: Path, run: RunFolder) -> None:
+    asked.settle(folder, run.data)
+    run.write()
 
 
 def _begin_from(prepared: Prepared, weights: Path_) -> None:

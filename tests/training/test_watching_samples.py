@@ -71,12 +71,12 @@ def test_a_prompt_that_fills_the_model_leaves_as_much_as_there_is_room_for():
 def test_samples_that_can_not_be_are_refused_before_a_run_begins():
     wanted = TrainOptions(steps=1, sample_every=1)
     with pytest.raises(ArchcError, match="is an encoder"):
-        refuse_samples(as_graph("bert-base-uncased"), wanted, (), None)
+        refuse_samples(as_graph("bert-base-uncased"), wanted, (), (None, None))
     with pytest.raises(ArchcError, match="has no tokenizer"):
-        refuse_samples(as_graph("tiny-llama"), wanted, ("a",), None)
+        refuse_samples(as_graph("tiny-llama"), wanted, ("a",), (None, None))
     with pytest.raises(ArchcError, match="which is not stated"):
-        refuse_samples(as_graph("tiny-llama"), TrainOptions(steps=1), ("a",), None)
-    refuse_samples(as_graph("tiny-llama"), wanted, (), None)
+        refuse_samples(as_graph("tiny-llama"), TrainOptions(steps=1), ("a",), (None, None))
+    refuse_samples(as_graph("tiny-llama"), wanted, (), (None, None))
 
 
 @pytest.fixture(scope="module")

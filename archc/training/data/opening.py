@@ -47,15 +47,16 @@ def prepare_data(
     *,
     vocabularies: Sequence[Vocabulary],
     cache: Path,
+    known: Path | None = None,
     form: DataForm | None = None,
     progress: Progress | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Path:
     """The folder of shards of files or folders: ``cache``, which one process of a machine makes while the others wait.
 
-    What was made of the same contents before is used again; other contents are tokenised anew, and then replace it. A
-    folder of shards is taken as it is. ``vocabularies`` are those of ``vocabularies_of``, ``form`` what the model learns from
-    (``data_form``).
+    What was made of the same contents before, there or in ``known``, is used again; other contents are tokenised anew, and then
+    replace ``cache``, never ``known``. A folder of shards is taken as it is. ``vocabularies`` are those of ``vocabularies_of``,
+    ``form`` what the model learns from (``data_form``).
 
     Raises:
         ArchcError: data that can't be used, a cache folder that holds something else, or a full disk; nothing is half written.
@@ -71,10 +72,12 @@ def prepare_data(
             "its file"
         )
     sources = list_sources(given)
+    for place in (cache, known):
+        if place is not None and _is_of(place, sources, vocabularies, progress):
+            return place
     if cache.exists() and not _is_ours(cache):
         raise ArchcError(f"{cache} is there and holds no shards; choose another place for them")
-    if not _is_of(cache, sources, vocabularies, progress):
-        _make(cache, sources, vocabularies, form, progress, shard_tokens)
+    _make(cache, sources, vocabularies, form, progress, shard_tokens)
     return cache
 
 
@@ -170,26 +173,38 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 @contextmanager
-def _stage(cache: Path) -> Generator[Path]:
-    """A folder beside ``cache`` that becomes it when the block ends well, else is removed, by the next run if this is killed."""
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(cache)
-    stage = _beside(cache)
+def folder_beside(place: Path) -> Generator[Path]:
+    """An empty folder beside a place. ``put_at`` may move it; else it is removed, by the next process if this one is killed."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(place)
+    stage = _beside(place)
     stage.mkdir()
     try:
         with _held(stage):
             yield stage
-            if cache.exists():
-                old = _beside(cache)
-                (cache / _LOCK).touch()
-                os.rename(cache, old)
-                os.rename(stage, cache)
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                os.rename(stage, cache)
-            (cache / _LOCK).unlink()
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def put_at(place: Path, stage: Path) -> None:
+    """Move a folder of ``folder_beside`` to a place that is free."""
+    os.rename(stage, place)
+    (place / _LOCK).unlink()
+
+
+@contextmanager
+def _stage(cache: Path) -> Generator[Path]:
+    """A folder beside ``cache`` that becomes it when the block ends well."""
+    with folder_beside(cache) as stage:
+        yield stage
+        if cache.exists():
+            old = _beside(cache)
+            (cache / _LOCK).touch()
+            os.rename(cache, old)
+            put_at(cache, stage)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            put_at(cache, stage)
 
 
 def _beside(cache: Path) -> Path:

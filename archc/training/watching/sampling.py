@@ -125,11 +125,13 @@ class ModelSampler:
         return f"{shown} → " if self._graph.reads_encoder else shown
 
 
-def refuse_samples(graph: Graph, options: TrainOptions, prompts: Sequence[str], text: Text | None) -> None:
-    """Before a run begins.
+def refuse_samples(
+    graph: Graph, options: TrainOptions, prompts: Sequence[str], texts: tuple[Text | None, Text | None]
+) -> None:
+    """Before a run begins. ``texts`` are (of what is written, of what an encoder reads).
 
     Raises:
-        ArchcError: the model continues no text, or there is no tokenizer to read prompts with.
+        ArchcError: the model continues no text, or a prompt can't be read, or has no room.
     """
     if options.sample_every is None:
         if prompts:
@@ -137,8 +139,23 @@ def refuse_samples(graph: Graph, options: TrainOptions, prompts: Sequence[str], 
         return
     if graph.mask == "bidirectional":
         raise ArchcError(f"sample_every: {graph.name} is an encoder: it sees a text as a whole and continues none")
-    if prompts and text is None:
+    reader = texts[1] if graph.reads_encoder else texts[0]
+    if prompts and reader is None:
         raise ArchcError(f"sample_prompts: {graph.name} has no tokenizer; hand one over")
+    most = graph.max_position_embeddings
+    for prompt in prompts:
+        assert reader is not None
+        try:
+            length = len(reader.encode(prompt))
+        except Exception as error:  # The library raises nothing more special.
+            raise ArchcError(f"sample_prompts: the tokenizer can't read {prompt[:40]!r}: {error}") from error
+        if not length:
+            raise ArchcError(f"sample_prompts: {prompt[:40]!r} has no tokens; leave it out")
+        if most is not None and length > (most if graph.reads_encoder else most - 1):
+            raise ArchcError(
+                f"sample_prompts: {prompt[:40]!r}… has {length:,} tokens, and {graph.name} has room for {most:,}, its own text "
+                "included (max_position_embeddings)"
+            )
 
 
 def sampler_for(
@@ -158,8 +175,9 @@ def sampler_for(
     """
     if options.sample_every is None:
         return None
-    first = int(data.starts[1])
-    ids = data.read(0, min(first, PROMPT_TOKENS if not data.is_paired else options.seq_len)).tolist()
+    first, most = int(data.starts[1]), graph.max_position_embeddings
+    length = options.seq_len if data.is_paired else min(PROMPT_TOKENS, most // 2 if most else PROMPT_TOKENS)
+    ids = data.read(0, min(first, max(1, length))).tolist()
     writes, reads = texts
     stop_ids = (spec.main.tokenizer or spec.tokenizer).role_ids("eos")
     return ModelSampler(

@@ -1,0 +1,140 @@
+"""The data of a run and its folder: what a refused or killed run leaves, and what a resumed one takes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import archc  # noqa: E402
+from archc.errors import ArchcError  # noqa: E402
+from archc.training.sample_text import sample_text  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+STATED = {"seq_len": 16, "batch_size": 2, "schedule": "constant", "lr": 1e-3}
+SMALL = ("tokenizer=bytes", "stack.num_layers=1", "max_position_embeddings=64")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    text = sample_text(characters=12_000)
+    for name, part in (("one", text[:6000]), ("two", text[6000:])):
+        (folder / f"{name}.txt").write_text(part, "utf-8")
+    return folder
+
+
+def train(data, run=None, steps=2, **more):
+    return archc.train("tiny-llama", data=data, output=run, steps=steps, overrides=SMALL, **STATED, **more)
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def losses(found):
+    return [record.loss for record in found.records]
+
+
+def test_a_resumed_run_refuses_other_data_and_keeps_its_own(texts, tmp_path):
+    run = tmp_path / "run"
+    train(texts / "one.txt", run)
+    before = contents(run)
+    with pytest.raises(ArchcError, match="data: train"):
+        train(texts / "two.txt", run, steps=4, resume=True)
+    assert contents(run) == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+    rest = train(texts / "one.txt", run, steps=4, resume=True)
+    assert losses(rest) == losses(train(texts / "one.txt", steps=4))[2:]
+
+
+def test_a_run_that_has_moved_and_whose_data_has_another_name_goes_on(texts, tmp_path):
+    whole = losses(train(texts / "one.txt", steps=4))
+    train(texts / "one.txt", tmp_path / "first", steps=1)
+    shards = shutil.copytree(tmp_path / "first/data/train", tmp_path / "shards")
+    train(shards, tmp_path / "run")
+    run = (tmp_path / "run").rename(tmp_path / "moved")
+    shutil.rmtree(shards)
+    renamed = shutil.copy(texts / "one.txt", tmp_path / "renamed.txt")
+    assert losses(train(renamed, run, steps=3, resume=True)) == whole[2:3]
+    moved = run.rename(tmp_path / "again")
+    assert losses(train(moved / "data/train", moved, steps=4, resume=True)) == whole[3:]
+    assert [file.name for file in (moved / "data").iterdir()] == ["train"]
+
+
+def test_what_a_run_left_that_was_killed_while_it_read_texts_is_removed_by_the_next(texts, tmp_path):
+    run = tmp_path / "run"
+    code = (
+        "import archc, os, signal, sys\n"
+        "def progress(*args): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "archc.train('tiny-llama', data=sys.argv[1], output=sys.argv[2], steps=1, overrides=['tokenizer=bytes'],"
+        " progress=progress)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(texts), str(run)], check=False, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    train(texts, run)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_that_is_refused_after_its_folder_was_made_is_not_there(texts, tmp_path):
+    other = archc.train("tiny-llama", data=texts, output=tmp_path / "other", steps=1, overrides=SMALL[:2], **STATED)
+    wider = ("tokenizer=bytes", "embedding.hidden_size=64", *SMALL[1:])
+    with pytest.raises(ArchcError):
+        archc.train(
+            "tiny-llama", data=texts, output=tmp_path / "run", steps=1, overrides=wider, weights=other.folder, **STATED
+        )
+    assert [entry.name for entry in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again_from_its_weights(texts, tmp_path):
+    class Breaking:
+        def __getattr__(self, name):
+            return lambda *args: None
+
+        def on_step(self, record):
+            raise RuntimeError("the power is gone")
+
+    first = train(texts, tmp_path / "first", steps=4)
+    stated = {"weights": first.folder, "seed": 3}
+    whole = train(texts, steps=2, **stated)
+    with pytest.raises(RuntimeError, match="the power is gone"):
+        train(texts, tmp_path / "run", watchers=[Breaking()], **stated)
+    again = train(texts, tmp_path / "run", seed=3, resume=True)
+    assert losses(again) == losses(whole)
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"eval_every": 1}, "eval_every: there is nothing to look at"),
+        ({"held_out": 0.5, "eval_data": "one.txt"}, "state one"),
+        ({"sample_every": 1, "sample_prompts": ["a" * 64]}, "64 tokens"),
+        ({"sample_every": 1, "sample_prompts": ["a\ud800"]}, "can't read"),
+        ({"sample_every": 1, "sample_prompts": [""]}, "no tokens"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_before_anything_is_made(stated, said, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(texts)
+    with pytest.raises(ArchcError, match=said):
+        train(texts, tmp_path / "run", **stated)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_can_not_be_written_is_an_error_that_names_it(texts):
+    if os.geteuid() == 0 and not os.path.isdir("/proc/self"):
+        pytest.skip("everything can be written here")
+    with pytest.raises(ArchcError, match="/proc/self can't be written"):
+        train(texts, "/proc/self/run")
+
+
+def test_samples_of_a_model_with_hardly_any_room_begin_with_less(texts, tmp_path):
+    more = ("tokenizer=bytes", "stack.num_layers=1", "max_position_embeddings=8")
+    run = tmp_path / "run"
+    archc.train("tiny-llama", data=texts, output=run, steps=1, overrides=more, batch_size=2, sample_every=1)
+    assert len((run / "samples.jsonl").read_text("utf-8").splitlines()) == 2
