@@ -24,7 +24,7 @@ MODELS = {
     "tiny-gpt-oss": [],
     "tiny-deepseek-v3": ["mtp=null"],
 }
-"""Three layers of KDA to one of latent attention with experts; experts behind windows with sinks; latent attention with experts."""
+"""Three layers of KDA to one of latent attention; experts beside windows with sinks; latent attention. All have experts."""
 
 
 @pytest.mark.parametrize("name", MODELS)
