@@ -70,9 +70,7 @@ def prepare(graph: Graph, options: TrainOptions, world: World, *, initialised: b
         module = TrainingModel(model, **loss)
         engine = PlainEngine(module, world.device, cut)
     if options.compile:
-        for name, layer in model.named_modules():
-            if LAYER.search(name):
-                layer.compile()
+        compile_layers(model, options)
     if needs_fsdp(options):
         shard_weights(module, graph, world, options)
     allocate(module, world.device)
@@ -93,6 +91,19 @@ def refuse_what_cannot_be(graph: Graph, options: TrainOptions) -> None:
     problems += [reason for reason in training_limits(graph, options.parallel) if reason not in problems]
     if problems:
         raise SpecError([Problem(message=message, code="training") for message in problems])
+
+
+def compile_layers(model: nn.Module, options: TrainOptions) -> None:
+    """``torch.compile`` of each layer by itself, in place."""
+    for name, layer in model.named_modules():
+        if not LAYER.search(name):
+            continue
+        if options.parallel.tp > 1 and options.recompute == "full":
+            # Inside of what is computed again: around it torch 2.13 takes a DTensor's mesh for a tensor that backward wants.
+            inner: Any = layer
+            inner.forward_once = torch.compile(inner.forward_once)
+        else:
+            layer.compile()
 
 
 def allocate(module: nn.Module, device: torch.device) -> None:

@@ -15,7 +15,15 @@ STATED = {
 
 PLANS = {
     2: {
-        "tiny-llama": ["dp2", "dp2 zero=2", "dp2 micro_batch_size=1", "tp2", "pp2 micro_batch_size=1", "cp2"],
+        "tiny-llama": [
+            "dp2",
+            "dp2 zero=2",
+            "dp2 micro_batch_size=1",
+            "tp2",
+            "tp2 recompute=full compile=1",
+            "pp2 micro_batch_size=1",
+            "cp2",
+        ],
         "tiny-kimi-linear": ["dp2", "tp2", "pp2 micro_batch_size=2", "dp2 ep2"],
         "tiny-deepseek-v3": ["dp2", "tp2", "pp2 micro_batch_size=1", "dp2 ep2", "cp2", "dp2 ep2 recompute=full"],
     },
