@@ -40,6 +40,7 @@ HERE = Path(__file__).resolve().parent
 SECTIONS = {"values": 50, "llama": 70, "hybrid": 115}
 """Section -> seconds that it may take."""
 WARM_STEPS, STEPS = 3, 8
+SMALL_STEPS = 5
 VALUE_TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-1}
 """Largest difference of a gradient from the CPU's in float32, over the weight's largest one; TF32 is off."""
 
@@ -138,10 +139,10 @@ def trained(name: str, case: Case, *, small: bool) -> dict[str, Any]:
             Path(place) / "spec.yaml",
             data=Path(place) / "text.txt",
             tokenizer=tokenizer,
-            steps=WARM_STEPS + STEPS,
+            steps=SMALL_STEPS if small else WARM_STEPS + STEPS,
             seq_len=seq_len,
             batch_size=batch_size,
-            lr=3e-4,
+            lr=3e-3 if small else 3e-4,
             warmup_steps=0,
             dtype="bfloat16",
             compile=case.compile and not small,
