@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from archc.errors import ArchcError
-from archc.training.checkpoint_files import Checkpoint, at_step, folder_of, latest, listed
+from archc.training.checkpoint_files import Checkpoint, at_step, folder_of, latest, listed, steps_in
 from archc.training.checkpoint_writer import DTYPES, SAVING, ShardWriter, clean, hidden
 from archc.units import gib
 
@@ -52,9 +52,15 @@ class Checkpoints:
             cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=TIMEOUT)) if dist.is_initialized() else None
         )
         self._pinned = DefaultStager(StagingOptions(True, False, False, True)) if torch.cuda.is_available() else None
+        reason: str | None = None
         if self._is_first:
-            clean(self.folder)
-        self._wait_for_all()
+            try:
+                clean(self.folder)
+            except OSError as error:
+                reason = f"{self.folder}: what a killed run has left can't be removed: {error.strerror or error}"
+        first = self._gathered(reason)[0]
+        if first is not None:
+            raise ArchcError(first)
 
     def latest(self) -> Path | None:
         """The newest finished checkpoint."""
@@ -185,10 +191,6 @@ class Checkpoints:
     def _is_first(self) -> bool:
         return self._group is None or dist.get_rank(self._group) == 0
 
-    def _wait_for_all(self) -> None:
-        if self._group is not None:
-            dist.barrier(group=self._group)
-
     def _gathered(self, mine: Any) -> list[Any]:
         if self._group is None:
             return [mine]
@@ -197,8 +199,12 @@ class Checkpoints:
         return found
 
     def _others(self, place: Path) -> str:
-        last = latest(self.folder)
-        return "" if last is None or last == place else f"\n{last} is the newest that is there"
+        """What there is beside a checkpoint that can't be loaded."""
+        others = [path for path in steps_in(self.folder).values() if path != place]
+        if not others:
+            return ""
+        onward = f": move {place.name} elsewhere to go on from it" if latest(self.folder) == place else ""
+        return f"\n{others[-1]} is the newest other one{onward}"
 
     def _failed(self, step: int, error: BaseException) -> ArchcError:
         if self._is_first:

@@ -122,6 +122,32 @@ def test_numbers_that_are_none_stop_a_run_and_keep_the_last_good_checkpoint(data
     assert meta["step"] == found.step == int(found.checkpoint.name.removeprefix("step-"))
 
 
+def test_a_damaged_checkpoint_is_named_with_the_one_that_a_run_may_go_on_from(data, tmp_path):
+    run = tmp_path / "run"
+    found = archc.train("tiny-llama", data=data, output=run, checkpoint_every=2, **{**STATED, "steps": 4})
+    newest = found.checkpoint
+    file = newest / "rank-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(ArchcError) as refused:
+        archc.train("tiny-llama", data=data, output=run, resume=True, **STATED)
+    assert "rank-00000.safetensors was changed since it was written" in str(refused.value)
+    earlier = newest.with_name("step-00000002")
+    assert f"{earlier} is the newest other one: move step-00000004 elsewhere to go on from it" in str(refused.value)
+    newest.rename(tmp_path / "damaged")
+    whole = archc.train("tiny-llama", data=data, **STATED)
+    rest = archc.train("tiny-llama", data=data, output=run, resume=True, **STATED)
+    assert losses(rest) == losses(whole)[2:]
+
+
+def test_what_cannot_be_removed_of_a_killed_run_is_an_error_of_the_user(data, tmp_path):
+    run = tmp_path / "run"
+    archc.train("tiny-llama", data=data, output=run, **{**STATED, "steps": 1})
+    # No folder, so that removing it as one fails, also for root.
+    (run / "checkpoints/.step-00000009.saving").write_text("")
+    with pytest.raises(ArchcError, match="what a killed run has left can't be removed"):
+        archc.train("tiny-llama", data=data, output=run, resume=True, **STATED)
+
+
 def test_ctrl_c_ends_the_step_saves_it_and_the_run_goes_on_later(data, tmp_path):
     class Interrupting:
         def __getattr__(self, name):
