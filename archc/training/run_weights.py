@@ -23,6 +23,8 @@ from archc.errors import ArchcError
 from archc.expansion import as_graph
 from archc.graph.graph import Graph, resolve_dtype
 from archc.graph.lockfile import to_text
+from archc.spec.load import load_spec
+from archc.spec.resolved import resolved
 from archc.torch_backend.context import torch_dtype
 from archc.training.checkpoint_files import MANIFEST, Checkpoint, at_step, listed
 from archc.training.checkpoint_writer import DTYPES
@@ -93,7 +95,7 @@ def export_weights(
     target = Path(os.path.abspath(out))
     with _staged(target) as stage:
         weight_bytes = _write(found, wanted, graph, stage, progress)
-        shutil.copyfile(run.spec, stage / SPEC)
+        (stage / SPEC).write_text(_spec_text(run), "utf-8")
         (stage / GRAPH).write_text(to_text(graph), "utf-8")
         if run.tokenizer is not None:
             shutil.copyfile(run.tokenizer, stage / TOKENIZER)
@@ -101,6 +103,14 @@ def export_weights(
         told = {"run": str(run.path), "step": found.step, "dtype": chosen, "meta": dict(found.meta), "files": files}
         (stage / TRAINED).write_text(json.dumps(told, indent=1) + "\n", "utf-8")
     return Exported(str(out), str(run.path), found.step, chosen, len(wanted), len(wanted), weight_bytes)
+
+
+def _spec_text(run: RunFolder) -> str:
+    """The run's spec, which names the tokenizer that lies beside it if it names none, so that an export finds it."""
+    tokenizer = load_spec(run.spec).tokenizer
+    if run.tokenizer is None or tokenizer.has_file() or "file" not in type(tokenizer).model_fields:
+        return run.spec.read_text("utf-8")
+    return resolved(run.spec, (f"tokenizer.file={TOKENIZER}",)).to_yaml()
 
 
 def _wanted(graph: Graph, dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:

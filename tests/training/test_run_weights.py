@@ -42,6 +42,10 @@ def run_with(place, spec, *overrides):
     return run, held
 
 
+NAMED = ["--set", "tokenizer.file=tokenizer.json"]
+"""The folder's spec names the tokenizer beside it, so that an export finds it."""
+
+
 @pytest.fixture
 def llama(tmp_path):
     return run_with(tmp_path / "run", "tiny-llama")
@@ -60,7 +64,7 @@ def test_weights_of_any_checkpoint_are_those_that_were_trained(tmp_path, spec):
 
 def test_the_folder_is_as_archc_build_writes_one(llama, tmp_path):
     run, held = llama
-    built = CliRunner().invoke(command, ["build", str(run.spec), "-o", str(tmp_path / "built")])
+    built = CliRunner().invoke(command, ["build", str(run.spec), "-o", str(tmp_path / "built"), *NAMED])
     assert built.exit_code == 0, built.output
     export_weights(run.path, tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == sorted(
