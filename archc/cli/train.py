@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from archc.training.watching.watcher import Watcher
 
 _SPLITS = ("tp", "pp", "ep", "dp", "cp")
+_WAIT_S = 20.0
+"""Ranks start this far apart at most, or each says what it found."""
 
 
 @click.command("train", cls=GroupedCommand)
@@ -68,7 +71,7 @@ def command(
     }
     splits = {name: values[name] for name in _SPLITS if values[name] is not None}
     if resume:
-        steps, stated, splits = _as_the_run(output, steps, stated, splits)
+        steps, stated, splits, held_out = _as_the_run(output, steps, stated, splits, held_out)
     if steps is None:
         raise click.UsageError("--steps says how long; only --resume knows it from RUN")
     watchers, progress = ([], None) if rank else _watchers(tensorboard=tensorboard, as_json=as_json)
@@ -95,8 +98,8 @@ def command(
             **stated,
         )
     except ArchcError as error:
-        if rank and (isinstance(error, SpecError) or TOLD in getattr(error, "__notes__", ())):
-            # The first rank says the same.
+        is_told = isinstance(error, SpecError) or TOLD in getattr(error, "__notes__", ())
+        if rank and is_told and _ends_with_the_first():
             ctx.exit(EXIT_PROBLEMS)
         raise
     finally:
@@ -108,22 +111,36 @@ def command(
         ctx.exit(EXIT_CHECK_FAILED)
 
 
+def _ends_with_the_first() -> bool:
+    """Whether torchrun ends this rank, as it does when one has ended: the first rank speaks, unless this one ends before it."""
+    if sys.platform == "win32":
+        return True
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        return signal.sigtimedwait({signal.SIGTERM}, _WAIT_S) is not None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _as_the_run(
-    output: str, steps: int | None, stated: dict[str, Any], splits: dict[str, int]
-) -> tuple[int, dict[str, Any], dict[str, int]]:
-    """Steps, options and ranks; those that are not stated are the run's."""
+    output: str, steps: int | None, stated: dict[str, Any], splits: dict[str, int], held_out: float | None
+) -> tuple[int, dict[str, Any], dict[str, int], float | None]:
+    """Steps, options, ranks and the part that is held out; those that are not stated are the run's."""
     from archc.planning.parallel import Parallel
     from archc.training.options import TrainOptions
     from archc.training.run_folder import RunFolder
 
-    known = RunFolder.open(output).options
+    run = RunFolder.open(output)
+    known = run.options
     names = {each.name for each in fields(TrainOptions)} - {"steps", "parallel"}
     kept = {name: value for name, value in known.items() if name in names}
     kept["betas"] = tuple(kept["betas"])
     ranks: dict[str, int] = dict(known["parallel"])
     if Parallel(**ranks).ranks != int(os.environ.get("WORLD_SIZE", "1")):
         del ranks["dp"]
-    return steps or int(known["steps"]), {**kept, **stated}, splits or ranks
+    if held_out is None:
+        held_out = run.settings["data"].get("held_out")
+    return steps or int(known["steps"]), {**kept, **stated}, splits or ranks, held_out
 
 
 def _with_copies(splits: dict[str, int]) -> dict[str, int]:

@@ -49,7 +49,7 @@ class TrainResult:
     """How a run ended: after ``step`` steps that moved the weights.
 
     ``checkpoint`` is the last good one, ``folder`` the trained model as ``archc build`` writes one. ``model`` is the
-    model itself, where one rank holds it whole.
+    model itself where one rank holds it whole, and on the first rank of a run without a folder.
     """
 
     ending: Ending

@@ -35,7 +35,7 @@ from archc.training.run_weights import export_weights
 from archc.training.trainer import Trainer
 from archc.training.watching.metrics import MetricsFile
 from archc.training.watching.samples import SamplesFile
-from archc.training.watching.sampling import refuse_samples, sampler_for
+from archc.training.watching.sampling import refuse_samples, sampler_for, whole_model
 from archc.training.watching.speed import Speed, device_peak_flops_per_s, step_flops
 from archc.training.watching.watcher import RunInfo, Watcher, Watchers
 
@@ -138,7 +138,10 @@ def train(
             trainer.resume(last)
         info = _info(trainer, run)
         if run is None or lock is None or checkpoints is None:
-            return replace(trainer.run(info), model=_whole(prepared, world))
+            found = trainer.run(info)
+            # Nothing else is kept of it, so pieces are gathered, too.
+            model = _whole(prepared, world) or whole_model(prepared.module.model, graph, world, "float32")
+            return replace(found, model=model)
         with told_of_lost_ranks(
             run.path, lock, rank=world.rank, world=world.size, step=lambda: trainer.step + 1, last=checkpoints.latest
         ):

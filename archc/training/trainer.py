@@ -73,18 +73,18 @@ class Trainer:
         reason = ""
         with stop_requests() as requested:
             while self.step < self.options.steps:
-                record, reason, is_interrupted = self._one_step(requested())
+                record, reason, is_interrupted = self._one_step(requested)
                 if reason:
                     ending = "stopped"
                     break
                 records.append(record)
                 self._now_and_then(record)
-                if is_interrupted:
+                if is_interrupted and self.step < self.options.steps:
                     ending, reason = "interrupted", f"interrupted after step {self.step:,}"
                     break
         return self._finish(ending, reason, records)
 
-    def _one_step(self, is_requested: bool) -> tuple[StepRecord, str, bool]:
+    def _one_step(self, requested: Callable[[], bool]) -> tuple[StepRecord, str, bool]:
         """(the step, why it must not move the weights, whether any rank was asked to stop)."""
         begin = time.perf_counter()
         options, number = self.options, self.step + 1
@@ -94,7 +94,7 @@ class Trainer:
         norm = clip_gradients(
             self.prepared.module.parameters(), options.clip_norm, self.world, elsewhere=self.prepared.elsewhere
         )
-        step_loss, step_norm, is_interrupted = self._agreed(loss, norm, is_requested)
+        step_loss, step_norm, is_interrupted = self._agreed(loss, norm, requested)
         reason = self.rule.reason(number, step_loss, step_norm)
         if not reason:
             self.optimizer.step()
@@ -118,9 +118,9 @@ class Trainer:
         )
         return record, reason, is_interrupted
 
-    def _agreed(self, loss: Tensor, norm: Tensor, is_requested: bool) -> tuple[float, float, bool]:
+    def _agreed(self, loss: Tensor, norm: Tensor, requested: Callable[[], bool]) -> tuple[float, float, bool]:
         """Loss and norm of the step, and whether any rank was asked to stop: one sum, and one wait for the device."""
-        asked = torch.tensor(float(is_requested), dtype=torch.float64, device=loss.device)
+        asked = torch.tensor(float(requested()), dtype=torch.float64, device=loss.device)
         summed = self.world.all_sum(torch.stack((loss.double(), asked)))
         if self.world.ways("tp") > 1:
             # Ranks of tp have the same loss, and signals of their own.

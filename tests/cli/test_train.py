@@ -302,3 +302,20 @@ def test_ranks_of_torchrun_go_on_with_a_run_as_copies_and_only_the_first_one_spe
     wrong = torchrun(2, "--data", text, *SIZE, "--steps", 3, "-o", run)
     assert wrong.returncode != 0
     assert wrong.stderr.count("is a run already; --resume goes on with it") == 1
+
+
+def test_a_run_that_goes_on_holds_out_what_it_held_out(train: Invoke, tmp_path: Path):
+    train("--steps", 2, "--held-out", 0.1, "-o", tmp_path / "run")
+    result = train("--steps", 3, "--resume", "-o", tmp_path / "run")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "eval_loss" in metrics(tmp_path / "run")[-1]
+
+
+def test_another_rank_than_the_first_says_what_is_wrong_when_nobody_ends_it(
+    train: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("archc.cli.train._WAIT_S", 0.01)
+    result = train("--steps", 2, "--batch-size", 7, "--dp", 2, "-o", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "batch_size, 7, can't be shared by 2 copies (dp)" in result.stderr

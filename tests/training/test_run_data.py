@@ -138,3 +138,32 @@ def test_samples_of_a_model_with_hardly_any_room_begin_with_less(texts, tmp_path
     run = tmp_path / "run"
     archc.train("tiny-llama", data=texts, output=run, steps=1, overrides=more, batch_size=2, sample_every=1)
     assert len((run / "samples.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_without_a_folder_gives_its_model_whatever_it_computed_in(dtype, texts, tmp_path):
+    found = train(texts, dtype=dtype)
+    kept = train(texts, tmp_path / "run", dtype=dtype)
+    stored = archc.load_weights(archc.build(kept.folder / "spec.yaml", device="cpu"), kept.folder)
+    for name, weight in stored.named_parameters():
+        assert torch.equal(weight, found.model.get_parameter(name)), name
+    assert len(archc.generate(found.model, [1, 2], max_new_tokens=2).ids[0]) == 2
+
+
+def test_a_run_that_was_asked_to_stop_in_its_last_step_is_finished(texts):
+    class Interrupting:
+        def __getattr__(self, name):
+            return lambda *args: None
+
+        def on_step(self, record):
+            if record["step"] == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    found = train(texts, watchers=[Interrupting()])
+    assert (found.ending, found.step) == ("finished", 2)
+
+
+def test_data_that_is_too_short_is_named_as_it_was_given(tmp_path):
+    (tmp_path / "short.txt").write_text("abc", "utf-8")
+    with pytest.raises(ArchcError, match=r"^short\.txt: the data has 3 tokens, fewer than the 17"):
+        train(tmp_path / "short.txt", tmp_path / "run")

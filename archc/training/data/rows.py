@@ -93,8 +93,8 @@ def cut_rows(tokens: Tokens, length: int, *, overlap: int, packing: str) -> Rows
     count, needed = len(tokens), length + overlap
     most = count - overlap
     if packing == "documents" or most < 1:
-        raise ArchcError(f"{tokens.folder}: the data has {count:,} tokens, and no document of two; give more of it")
+        raise ArchcError(f"{tokens.source}: the data has {count:,} tokens, and no document of two; give more of it")
     raise ArchcError(
-        f"{tokens.folder}: the data has {count:,} tokens, fewer than the {needed:,} of one sequence: a seq_len of {most:,} "
+        f"{tokens.source}: the data has {count:,} tokens, fewer than the {needed:,} of one sequence: a seq_len of {most:,} "
         f"would do, or packing documents, which fills up short rows, or more data"
     )

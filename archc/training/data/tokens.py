@@ -40,6 +40,12 @@ class Tokens:
         return self.manifest.documents
 
     @property
+    def source(self) -> str:
+        """What people know it by: the files that it was made of, else its folder."""
+        names = [file.path for file in self.manifest.inputs]
+        return ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])]) or str(self.folder)
+
+    @property
     def is_paired(self) -> bool:
         """Whether every second document is the target of the one before."""
         return self.manifest.form == "pairs"

@@ -29,7 +29,6 @@ class TensorBoard(Quiet):
     def on_start(self, run: RunInfo) -> None:
         assert run.folder is not None, "TensorBoard's files lie in a run's folder"
         # What a run that was killed wrote of later steps is hidden by TensorBoard itself.
-        assert run.folder is not None
         self._writer = self._make(str(run.folder / FOLDER), purge_step=run.first_step + 1)
 
     def on_step(self, record: Record) -> None:

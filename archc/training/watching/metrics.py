@@ -26,7 +26,6 @@ class MetricsFile(Quiet):
         self._file: int | None = None
 
     def on_start(self, run: RunInfo) -> None:
-        assert run.folder is not None
         assert run.folder is not None, "a file of metrics lies in a run's folder"
         self._file = opened(run.folder / METRICS, run.first_step)
 

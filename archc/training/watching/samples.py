@@ -17,7 +17,6 @@ class SamplesFile(Quiet):
         self._file: int | None = None
 
     def on_start(self, run: RunInfo) -> None:
-        assert run.folder is not None
         assert run.folder is not None, "a file of samples lies in a run's folder"
         self._file = opened(run.folder / SAMPLES, run.first_step)
 

@@ -71,17 +71,8 @@ class ModelSampler:
                     return self._written(model, step)
             finally:
                 model.train(was_training)
-        gathered = whole_weights(self._module.model, self._graph, self._world)
-        if not self._world.is_first:
-            for _ in gathered:
-                pass
-            return []
-        own: Any = build(self._graph, device=self._world.device, dtype=torch_dtype(self._options.dtype))
-        held = weights_here(own, self._graph)
-        with torch.no_grad():
-            for name, tensor in gathered:
-                held[name].copy_(tensor)
-        return self._written(own.eval(), step)
+        own = whole_model(self._module.model, self._graph, self._world, self._options.dtype)
+        return [] if own is None else self._written(own.eval(), step)
 
     def _written(self, model: nn.Module, step: int) -> list[Sample]:
         found: list[Sample] = []
@@ -190,6 +181,21 @@ def sampler_for(
         source_text=reads,
         stop_ids=stop_ids,
     )
+
+
+def whole_model(model: nn.Module, graph: Graph, world: World, dtype: str) -> Any:
+    """A model of its own with the weights that ranks hold in pieces, on the first rank; None on others, which call it too."""
+    gathered = whole_weights(model, graph, world)
+    if not world.is_first:
+        for _ in gathered:
+            pass
+        return None
+    own: Any = build(graph, device=world.device, dtype=torch_dtype(dtype))
+    held = weights_here(own, graph)
+    with torch.no_grad():
+        for name, tensor in gathered:
+            held[name].copy_(tensor)
+    return own
 
 
 def whole_weights(model: nn.Module, graph: Graph, world: World) -> Iterator[tuple[str, Tensor]]:
