@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +17,15 @@ if sys.platform != "win32":
     import resource
 
 
+TOGETHER_S = 1.0
+"""Signals so close are one request: Ctrl-C reaches every process of a terminal, and torchrun sends it on to its ranks."""
+
+
 @contextmanager
 def stop_requests() -> Generator[Callable[[], bool]]:
     """Whether the process was asked to end, by Ctrl-C or SIGTERM. The step goes on to its end; a second request breaks it."""
     asked = threading.Event()
+    first_s = 0.0
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
@@ -29,8 +36,13 @@ def stop_requests() -> Generator[Callable[[], bool]]:
             signal.signal(each, handler)
 
     def note(number: int, frame: Any) -> None:
-        asked.set()
-        restore()
+        nonlocal first_s
+        if not asked.is_set():
+            asked.set()
+            first_s = time.monotonic()
+        elif time.monotonic() - first_s >= TOGETHER_S:
+            restore()
+            os.kill(os.getpid(), number)
 
     for each in before:
         signal.signal(each, note)

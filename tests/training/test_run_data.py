@@ -150,17 +150,35 @@ def test_a_run_without_a_folder_gives_its_model_whatever_it_computed_in(dtype, t
     assert len(archc.generate(found.model, [1, 2], max_new_tokens=2).ids[0]) == 2
 
 
+class Interrupting:
+    """Sends Ctrl-C after steps."""
+
+    def __init__(self, *steps):
+        self.steps = steps
+
+    def __getattr__(self, name):
+        return lambda *args: None
+
+    def on_step(self, record):
+        for _ in range(self.steps.count(record["step"])):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_a_run_that_was_asked_to_stop_in_its_last_step_is_finished(texts):
-    class Interrupting:
-        def __getattr__(self, name):
-            return lambda *args: None
-
-        def on_step(self, record):
-            if record["step"] == 1:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    found = train(texts, watchers=[Interrupting()])
+    found = train(texts, watchers=[Interrupting(1)])
     assert (found.ending, found.step) == ("finished", 2)
+
+
+def test_a_signal_that_comes_twice_as_torchrun_sends_it_on_is_one_request_and_a_later_one_breaks_the_step(
+    texts, tmp_path, monkeypatch
+):
+    found = train(texts, tmp_path / "run", steps=4, watchers=[Interrupting(1, 1)])
+    assert (found.ending, found.step) == ("interrupted", 2)
+    assert found.checkpoint is not None
+    monkeypatch.setattr("archc.training.requests.TOGETHER_S", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        train(texts, tmp_path / "other", steps=4, watchers=[Interrupting(1, 1)])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_data_that_is_too_short_is_named_as_it_was_given(tmp_path):
