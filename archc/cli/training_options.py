@@ -66,7 +66,7 @@ GROUPS: dict[str, tuple[click.Option, ...]] = {
             "--resume",
             is_flag=True,
             help="Go on from RUN's last checkpoint. Options that are not stated are the run's; others that would change its "
-            "numbers are refused.",
+            "numbers are refused. SPEC with --set and --tokenizer, data and prompts are stated again.",
         ),
         _option(
             "--steps", type=POSITIVE, metavar="N", help="Steps of the optimizer. With --resume by default the run's."

@@ -71,8 +71,10 @@ def test_losses_fall(data):
     "more", [{"recompute": "full"}, {"recompute": "selective"}, {"loss_chunk": 48}, {"micro_batch_size": 1}]
 )
 def test_how_a_step_is_computed_does_not_change_its_numbers(more, data):
-    plain, other = (archc.train("tiny-kimi-linear", data=data, **{**STATED, **how}) for how in ({}, more))
-    bound = 0 if "recompute" in more else 1e-5
+    # adamw's first steps are signs of gradients, which would make any rounding large.
+    stated = {**STATED, "optimizer": "sgd", "lr": 0.02}
+    plain, other = (archc.train("tiny-kimi-linear", data=data, **{**stated, **how}) for how in ({}, more))
+    bound = 0 if "recompute" in more else 1e-6
     assert losses(other) == pytest.approx(losses(plain), rel=bound, abs=0)
 
 
