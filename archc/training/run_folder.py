@@ -23,6 +23,8 @@ from archc.graph.lockfile import to_lock
 
 FORMAT = 1
 RUN, SPEC, TOKENIZER = "run.json", "spec.yaml", "tokenizer.json"
+SOURCE_TOKENIZER = "source_tokenizer.json"
+"""Where an encoder has a tokenizer of its own."""
 MAY_CHANGE = (
     "steps",
     "micro_batch_size",
@@ -62,10 +64,12 @@ class RunFolder:
         data: Mapping[str, Any] | None = None,
         tokenizer: str | Path | None = None,
         tokenizer_text: str | None = None,
+        source_tokenizer_text: str | None = None,
         weights: str | Path | None = None,
     ) -> RunFolder:
         """A new run, written beside its place and put there as a whole. ``data`` is plain data that tells its data from others.
-        ``tokenizer`` is a ``tokenizer.json``, ``tokenizer_text`` what stands in one; ``weights`` is where it begins from.
+        ``tokenizer`` is a ``tokenizer.json``, ``tokenizer_text`` what stands in one, ``source_tokenizer_text`` in
+        an encoder's own; ``weights`` is where it begins from.
 
         Raises:
             ArchcError: the folder is a run already, or holds something else, or can't be written.
@@ -91,8 +95,9 @@ class RunFolder:
             (stage / SPEC).write_text(spec_text, "utf-8")
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, stage / TOKENIZER)
-            if tokenizer_text is not None:
-                (stage / TOKENIZER).write_text(tokenizer_text, "utf-8")
+            for name, text in ((TOKENIZER, tokenizer_text), (SOURCE_TOKENIZER, source_tokenizer_text)):
+                if text is not None:
+                    (stage / name).write_text(text, "utf-8")
             (stage / RUN).write_text(_text(settings), "utf-8")
             os.replace(stage, place)
         except OSError as error:

@@ -29,7 +29,7 @@ from archc.torch_backend.context import torch_dtype
 from archc.training.checkpoint_files import MANIFEST, Checkpoint, at_step, listed
 from archc.training.checkpoint_writer import DTYPES
 from archc.training.checkpoints import read
-from archc.training.run_folder import SPEC, TOKENIZER, RunFolder, spec_hash
+from archc.training.run_folder import SOURCE_TOKENIZER, SPEC, TOKENIZER, RunFolder, spec_hash
 from archc.training.state import MODEL
 from archc.units import dtype_name
 
@@ -97,8 +97,9 @@ def export_weights(
         weight_bytes = _write(found, wanted, graph, stage, progress)
         (stage / SPEC).write_text(_spec_text(run), "utf-8")
         (stage / GRAPH).write_text(to_text(graph), "utf-8")
-        if run.tokenizer is not None:
-            shutil.copyfile(run.tokenizer, stage / TOKENIZER)
+        for name in (TOKENIZER, SOURCE_TOKENIZER):
+            if (run.path / name).is_file():
+                shutil.copyfile(run.path / name, stage / name)
         files = sorted(entry.name for entry in stage.iterdir())
         told = {"run": str(run.path), "step": found.step, "dtype": chosen, "meta": dict(found.meta), "files": files}
         (stage / TRAINED).write_text(json.dumps(told, indent=1) + "\n", "utf-8")
@@ -106,11 +107,18 @@ def export_weights(
 
 
 def _spec_text(run: RunFolder) -> str:
-    """The run's spec, which names the tokenizer that lies beside it if it names none, so that an export finds it."""
-    tokenizer = load_spec(run.spec).tokenizer
-    if run.tokenizer is None or tokenizer.has_file() or "file" not in type(tokenizer).model_fields:
+    """The run's spec, which names the tokenizers that lie beside it, so that an export finds them wherever the folder goes."""
+    spec = load_spec(run.spec)
+    (reading, reader), *_ = stacks = list(spec.stacks().items())
+    named: dict[str, str] = {}
+    for (section, stack), name in (((reading, reader), SOURCE_TOKENIZER), (stacks[-1], TOKENIZER)):
+        kind = stack.tokenizer or spec.tokenizer
+        says_all = kind.has_file() and getattr(kind, "file", None) is None
+        if (run.path / name).is_file() and "file" in type(kind).model_fields and not says_all:
+            named[f"{section}.tokenizer.file" if stack.tokenizer is not None else "tokenizer.file"] = name
+    if not named:
         return run.spec.read_text("utf-8")
-    return resolved(run.spec, (f"tokenizer.file={TOKENIZER}",)).to_yaml()
+    return resolved(run.spec, tuple(f"{path}={name}" for path, name in named.items())).to_yaml()
 
 
 def _wanted(graph: Graph, dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:

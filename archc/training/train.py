@@ -224,8 +224,14 @@ def _opened(
         told["data"] = asked.identity(folder)
         if resume:
             return RunFolder.open(place).resume(**told)
-        text = asked.texts[0]
-        run = RunFolder.create(place, **told, tokenizer_text=None if text is None else text.to_json(), weights=weights)
+        writes, reads = asked.texts
+        run = RunFolder.create(
+            place,
+            **told,
+            tokenizer_text=None if writes is None else writes.to_json(),
+            source_tokenizer_text=None if reads is None or reads is writes else reads.to_json(),
+            weights=weights,
+        )
         stack.push(partial(_forget_unbegun, run))
         asked.settle(folder, run.data)
         return run
