@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,17 +18,18 @@ ORIGIN, SPEC = "checkpoint.json", "spec.yaml"
 
 
 @contextmanager
-def staged(out: Path) -> Iterator[Path]:
+def staged(out: Path, earlier_files: Callable[[Path], set[str]] | None = None) -> Iterator[Path]:
     """A folder beside ``out`` that becomes it when the block ends well.
 
-    ``out`` is absent, empty, or holds an earlier conversion to archc: its files are replaced, others are kept.
+    ``out`` is absent, empty, or holds an earlier conversion to archc: its files are replaced, others are kept. ``earlier_files``
+    names those that another writer may replace in a folder that is not empty, or raises.
 
     Raises:
         ArchcError: ``out`` holds something else, or can't be written.
     """
     out = Path(os.path.realpath(out))
     try:
-        earlier = _earlier(out)
+        earlier = _earlier(out, earlier_files or _of_conversion)
         out.parent.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
@@ -49,14 +50,17 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _earlier(out: Path) -> set[str]:
-    """Names of the files that an earlier conversion wrote, none where there was none."""
+def _earlier(out: Path, earlier_files: Callable[[Path], set[str]]) -> set[str]:
+    """Names of the files that were written earlier, none where there is no folder, or an empty one."""
     if not out.exists():
         return set()
     if not out.is_dir():
         raise ArchcError(f"{out} is a file; a folder is written")
-    if not any(out.iterdir()):
-        return set()
+    return earlier_files(out) if any(out.iterdir()) else set()
+
+
+def _of_conversion(out: Path) -> set[str]:
+    """What an earlier conversion wrote."""
     origin = read_json(out / ORIGIN) if (out / ORIGIN).is_file() else {}
     files, spec = origin.get("files"), origin.get("spec_sha256")
     if not isinstance(files, list) or not all(isinstance(name, str) for name in files):

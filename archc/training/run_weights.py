@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from archc.checkpoint.reading import WHOLE, read_json
+from archc.checkpoint.staging import staged
 from archc.checkpoint.tensors import DTYPES as ARRAY_DTYPES
 from archc.checkpoint.tensors import size_bytes
 from archc.checkpoint.writing import Writer
@@ -93,7 +92,7 @@ def export_weights(
     if problems:
         raise ArchcError(f"{found.path} can't be exported:\n  {listed(problems)}")
     target = Path(os.path.abspath(out))
-    with _staged(target) as stage:
+    with staged(target, _earlier_files) as stage:
         weight_bytes = _write(found, wanted, graph, stage, progress)
         (stage / SPEC).write_text(_spec_text(run), "utf-8")
         (stage / GRAPH).write_text(to_text(graph), "utf-8")
@@ -178,50 +177,10 @@ def _bytes(tensor: Tensor) -> Any:
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-@contextmanager
-def _staged(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that becomes it, in the place of an earlier export."""
-    try:
-        earlier = _earlier(out)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    except OSError as error:
-        raise _unwritable(out, error) from error
-    try:
-        yield stage
-        os.chmod(stage, 0o755)
-        if earlier:
-            aside = stage.with_name(f"{stage.name}.earlier")
-            out.rename(aside)
-            try:
-                stage.rename(out)
-            except BaseException:
-                aside.rename(out)
-                raise
-            with suppress(OSError):
-                shutil.rmtree(aside)
-        else:
-            os.replace(stage, out)
-    except OSError as error:
-        raise _unwritable(out, error) from error
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-
-
-def _earlier(out: Path) -> bool:
-    """Whether an export is there that may be replaced."""
-    if not out.exists():
-        return False
-    if not out.is_dir():
-        raise ArchcError(f"{out} is a file; a folder is written")
+def _earlier_files(out: Path) -> set[str]:
+    """Names of the files of an earlier export, which may be replaced where there is nothing else."""
     names = {entry.name for entry in out.iterdir()}
-    if not names:
-        return False
     told = read_json(out / TRAINED).get("files") if TRAINED in names else None
     if not isinstance(told, list) or names - {TRAINED, *map(str, told)}:
         raise ArchcError(f"{out} holds something else than the weights of a run; name another folder")
-    return True
-
-
-def _unwritable(out: Path, error: OSError) -> ArchcError:
-    return ArchcError(f"{out} can't be written: {error.strerror or error}")
+    return names
