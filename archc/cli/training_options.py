@@ -91,7 +91,10 @@ GROUPS: dict[str, tuple[click.Option, ...]] = {
             help="Weights to begin from, as archc generate takes them. Default: drawn from --seed.",
         ),
         _option(
-            "--checkpoint-every", type=POSITIVE, metavar="N", help="Steps between checkpoints. Default: one at the end."
+            "--checkpoint-every",
+            type=POSITIVE,
+            metavar="N",
+            help="Steps between checkpoints; there is one at the end in any case. Default: a tenth of --steps, at least 50.",
         ),
         _option("--keep", type=POSITIVE, metavar="N", help="Checkpoints that stay, the newest. Default: 2."),
     ),

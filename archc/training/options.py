@@ -20,6 +20,7 @@ PACKINGS = ("packed", "documents")
 LEARNING_RATES = {"adamw": 3e-4, "muon": 2e-3, "sgd": 1e-2}
 """Default peak by optimizer."""
 MOST_WARMUP_STEPS = 2000
+LEAST_CHECKPOINT_STEPS = 50
 MIN_LR_RATIOS = {"cosine": 0.1, "wsd": 0.0, "constant": 1.0}
 
 
@@ -38,6 +39,7 @@ class TrainOptions:
     * ``router_bias_rate``: step of the auxiliary-loss-free balancing (arXiv 2408.15664), where routers have such a bias;
       ``balance_loss`` and ``router_z_loss``: factors of losses that routers get beside it; ``balance_over``: loads of each
       ``sequence`` are evened out, or those of a ``batch``, all sequences of a pass.
+    * ``checkpoint_every`` steps, by default a tenth of them, at least 50, the run's state is saved; at the end in any case.
     * ``zero``: what is cut over dp x cp: 3 parameters too, 2 gradients and optimizer states; parameters stay gathered in a step.
     """
 
@@ -79,6 +81,11 @@ class TrainOptions:
     eval_batches: int = 8
     sample_every: int | None = None
     spike_factor: float | None = None
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """Steps between checkpoints, beside the one at the end."""
+        return max(self.steps // 10, LEAST_CHECKPOINT_STEPS) if self.checkpoint_every is None else self.checkpoint_every
 
     @property
     def peak_lr(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,9 @@ from archc.training.state import state_of
 from archc.training.watching.speed import Speed
 from archc.training.watching.stops import StopRule
 from archc.training.watching.watcher import RunInfo, Sample, Watchers
+
+MOST_RECORDS = 100_000
+"""Steps that a result remembers, the last ones; metrics.jsonl has all."""
 
 Sampler = Callable[[int], list[Sample]]
 """Texts of the model as it is after a step. All ranks call it, and the first one's are told."""
@@ -68,7 +72,7 @@ class Trainer:
     def run(self, info: RunInfo) -> TrainResult:
         """Steps until there are as many as wanted, or something ends them."""
         self.watchers.on_start(info)
-        records: list[StepRecord] = []
+        records: deque[StepRecord] = deque(maxlen=MOST_RECORDS)
         ending: Ending = "finished"
         reason = ""
         with stop_requests() as requested:
@@ -82,7 +86,7 @@ class Trainer:
                 if is_interrupted and self.step < self.options.steps:
                     ending, reason = "interrupted", f"interrupted after step {self.step:,}"
                     break
-        return self._finish(ending, reason, records)
+        return self._finish(ending, reason, list(records))
 
     def _one_step(self, requested: Callable[[], bool]) -> tuple[StepRecord, str, bool]:
         """(the step, why it must not move the weights, whether any rank was asked to stop)."""
@@ -151,7 +155,7 @@ class Trainer:
         self.watchers.on_step(record.to_json())
         if due(options.sample_every) or is_last:
             self._sample()
-        if due(options.checkpoint_every) and not is_last:
+        if due(options.checkpoint_interval) and not is_last:
             self._save(wait=False)
 
     def evaluate(self) -> float | None:

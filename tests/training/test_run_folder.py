@@ -165,3 +165,9 @@ def test_a_rank_that_ended_by_itself_has_left_word(run):
     lock.close()
     assert lost_ranks(run.path, 2, own=0) == {}
     word.close()
+
+
+def test_a_checkpoint_is_written_every_tenth_of_a_run_but_not_more_often_than_every_50_steps():
+    intervals = {steps: TrainOptions(steps=steps).checkpoint_interval for steps in (10, 500, 501, 20_000)}
+    assert intervals == {10: 50, 500: 50, 501: 50, 20_000: 2_000}
+    assert TrainOptions(steps=20_000, checkpoint_every=7).checkpoint_interval == 7
