@@ -172,6 +172,12 @@ def on_first(world: World, action: Callable[[], Found]) -> Found | None:
             found = action()
         except ArchcError as error:
             said = [error]
+        except Exception as error:
+            # Others would wait for hours for what never comes.
+            if world.size > 1:
+                lost = ArchcError(f"the first rank failed: {error!r}")
+                dist.broadcast_object_list([lost], src=0, group=world.host)
+            raise
     if world.size > 1:
         dist.broadcast_object_list(said, src=0, group=world.host)
     if said[0] is not None:
