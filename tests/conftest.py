@@ -18,6 +18,13 @@ LONG = (
     "test_generate_page",
     "test_chosen_blocks",
     "test_kinds",
+    "test_tensor_parallel",
+    "test_worlds",
+    "test_pipeline",
+    "test_kills",
+    "test_checkpoint_worlds",
+    "test_train",
+    "test_example",
     "test_forgetting",
 )
 """Modules that take longest: they begin, so that no worker is left alone with one of them at the end."""

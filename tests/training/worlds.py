@@ -3,7 +3,7 @@
 from archc.planning.parallel import Parallel
 
 STATED = {
-    "steps": 3,
+    "steps": 2,
     "seq_len": 32,
     "batch_size": 4,
     "lr": 1e-3,
