@@ -136,8 +136,3 @@ def _allocate(module: nn.Module, device: torch.device) -> None:
             for name in others:
                 home, _, last = name.rpartition(".")
                 module.get_submodule(home)._parameters[last] = weight
-
-
-def trained(module: TrainingModel) -> dict[str, Tensor]:
-    """Graph name -> parameter of this rank, tied ones once."""
-    return dict(module.model.named_parameters())
