@@ -167,8 +167,12 @@ def _add_gradients(
         if piece.requires_grad:
             gradient = next(found)
             stream_grads[number].append(torch.zeros_like(piece) if gradient is None else gradient)
+    seen: set[int] = set()
     for number, leaf in enumerate(leaves):
         if leaf.requires_grad and (gradient := next(found)) is not None:
+            # autograd gives two weights that are added one tensor, and what follows works in place.
+            gradient = gradient.clone() if gradient.data_ptr() in seen else gradient
+            seen.add(gradient.data_ptr())
             known = param_grads[number]
             param_grads[number] = gradient.to(_summed_in(gradient, is_only)) if known is None else known.add_(gradient)
     return (loss * weight).detach()

@@ -142,3 +142,26 @@ def test_chunks_add_up_to_a_gradient_of_bfloat16_as_good_as_that_of_one_chunk(ch
     exact = gradient(torch.float64, tokens)
     at_once, found = ((gradient(torch.bfloat16, size) - exact).norm() for size in (tokens, chunk))
     assert found <= 1.25 * at_once
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_weights_that_are_added_have_a_gradient_each(chunk):
+    class Tail(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Parameter(torch.ones(5))
+            self.second = torch.nn.Parameter(torch.zeros(5))
+
+        def forward(self, x):
+            return (x * (self.first + self.second),)
+
+    tail = Tail()
+    x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    targets = torch.tensor([[0, 1, 2], [3, 4, -100]])
+    head_loss(tail, [x], targets, torch.tensor(0.5), chunk=chunk).backward()
+    expected = torch.nn.functional.cross_entropy(
+        x.flatten(0, 1) * (tail.first + tail.second), targets.flatten(), reduction="sum"
+    )
+    wanted = torch.autograd.grad(0.5 * expected, [tail.first, tail.second, x])
+    for found, want in zip((tail.first.grad, tail.second.grad, x.grad), wanted, strict=True):
+        assert torch.allclose(found, want, atol=1e-6)
